@@ -25,6 +25,7 @@ from commtrace.options import (
     EXPORT,
     FLAG,
     GRAPHS_RECORDED,
+    LAYOUT,
     MODULES,
     NODE,
     OTLP_LEVEL,
@@ -48,6 +49,7 @@ from commtrace.options import (
     check_options,
     option,
     options_of,
+    read_layout,
     shorten,
     whole_number,
 )
@@ -405,6 +407,14 @@ class Config:
         "all the same, and readers say that it is missing.",
         example="tp,ep",
     )
+    layout: str = option(
+        "",
+        LAYOUT,
+        "Sizes of the parallel dimensions, that of neighbouring ranks first, where no framework tells them: of a "
+        "pipeline that is written by hand, for example ([recording.md](recording.md#parallelism-by-hand)). Empty: "
+        "what the framework says.",
+        example="tp=2,pp=4,dp=2",
+    )
     trigger_signal: str = option(
         "",
         SIGNAL,
@@ -456,6 +466,11 @@ class Config:
             given = getattr(self, name)
             if not isinstance(given, kind):
                 raise ConfigurationError(f"{name}={shorten(given)}: write {kind.__name__}(…), of commtrace.config")
+
+    @property
+    def layout_sizes(self) -> dict[str, int]:
+        """Return the size of each dimension of ``layout``, that of neighbouring ranks first."""
+        return read_layout(self.layout)
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None) -> Config:

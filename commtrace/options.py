@@ -159,6 +159,25 @@ def _read_words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in text.split(","))))
 
 
+def read_layout(text: str) -> dict[str, int]:
+    """Return the sizes of the parallel dimensions in ``pp=4,dp=2``; raise ValueError for another text."""
+    sizes: dict[str, int] = {}
+    for word in _read_words(text):
+        found = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})\s*=\s*([0-9]{1,7})", word)
+        if found is None or found[1] in sizes or int(found[2]) < 1:
+            raise ValueError(text)
+        sizes[found[1]] = int(found[2])
+    return sizes
+
+
+def _is_layout(text: str) -> bool:
+    try:
+        read_layout(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _is_time(seconds: float) -> bool:
     return _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS
 
@@ -236,6 +255,9 @@ WORDS: Final = Kind(
     _read_words,
     lambda words: all(isinstance(word, str) for word in words),
     "names with commas between (a tuple of them in a script)",
+)
+LAYOUT: Final = Kind(
+    (str,), str.strip, _is_layout, "sizes of the parallel dimensions, neighbouring ranks first, such as tp=2,pp=4,dp=2"
 )
 EXPORT: Final = Kind(
     (str,),

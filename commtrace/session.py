@@ -181,9 +181,9 @@ def _stop() -> None:
 def _started(config: Config) -> Instrumentation:
     # Imported here: `import commtrace` alone must cost nothing.
     from commtrace.capture.instrumentation import Instrumentation
-    from commtrace.integrations import INTEGRATIONS
+    from commtrace.integrations import INTEGRATIONS, told_layout
 
-    session = Instrumentation(config, INTEGRATIONS, _open_observers(config))
+    session = Instrumentation(config, (*INTEGRATIONS, *told_layout(config)), _open_observers(config))
     try:
         session.start()
         _end_at_exit(session)

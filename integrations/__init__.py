@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from commtrace.capture.tracer import Tracer
+from commtrace.config import Config
 
 
 def _megatron(tracer: Tracer) -> Callable[[], None]:
@@ -42,6 +43,20 @@ def _trainers(tracer: Tracer) -> Callable[[], None]:
     from commtrace.integrations import loop
 
     return loop.install_numbers(tracer)
+
+
+def told_layout(config: Config) -> tuple[tuple[str, Callable[[Tracer], Callable[[], None]]], ...]:
+    """Return the installer of the layout that the user tells, with its name; empty without one."""
+    sizes = config.layout_sizes
+    if not sizes:
+        return ()
+
+    def install(tracer: Tracer) -> Callable[[], None]:
+        from commtrace.integrations import layout
+
+        return layout.install(tracer, sizes)
+
+    return (("the layout", install),)
 
 
 INTEGRATIONS: Final = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from commtrace.analysis.clocks.align import Alignment, align, apply
 from commtrace.analysis.matching.match import Matches, match
 from commtrace.analysis.matching.roles import Roles, find_roles, select_roles
+from commtrace.analysis.matching.stages import with_classes
 from commtrace.analysis.steps.attempts import separate_attempts
 from commtrace.analysis.steps.choice import (
     WHOLE_RECORDING,
@@ -58,7 +59,7 @@ class Matched:
 
 def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Matched:
     """Match a run; arguments and errors are those of :func:`commtrace.analysis.chain.analyse`."""
-    window = _with_last_attempts(source if isinstance(source, Window) else load_window(source, steps))
+    window = _with_classes(_with_last_attempts(source if isinstance(source, Window) else load_window(source, steps)))
     choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
     whole = not choice.used and not choice.left_out
     read = whole_recording_as_step(window.context) if whole else window.context
@@ -80,6 +81,14 @@ def _with_last_attempts(window: Window) -> Window:
     context = separate_attempts(window.context)
     recorded = context if window.recorded is window.context else separate_attempts(window.recorded)
     return replace(window, context=context, recorded=recorded)
+
+
+def _with_classes(window: Window) -> Window:
+    context = with_classes(window.context)
+    if context is window.context:
+        return window
+    classes = {rank: trace.work_class for rank, trace in context.ranks.items() if trace.work_class is not None}
+    return replace(window, context=context, recorded=window.recorded.with_classes(classes))
 
 
 def of_ranks(run: Run, ranks: Sequence[int]) -> Run:

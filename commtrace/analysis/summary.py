@@ -156,9 +156,9 @@ def summarise_measured(
     communication = totals.communication.table(ranks_of_run)
     unmatched = totals.unmatched.find(recorded)
     budget, launches = _launches(recorded, is_whole)
-    awaited = measured.result.stragglers.awaited.longest()
     replayed = _replay(run, measured.result)
     findings = replayed.findings or Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
+    awaited = measured.result.stragglers.awaited.longest(names_ranks=not findings.are_too_few_steps)
     summed = totals.steps
     return Summary(
         run=_identity(recorded, steps),

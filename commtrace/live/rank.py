@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, TRAINING, PartIntervals, divide
+from commtrace.analysis.matching.stages import Flow, FlowFinder
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.marks import Marks, read_state
 from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
+from commtrace.trace.run import PIPELINE, stage_in_groups
 from commtrace.trace.schema import Row
-from commtrace.trace.spans import RowBatch
+from commtrace.trace.spans import RowBatch, Spans
 from commtrace.trace.topology import Topology
 
 if TYPE_CHECKING:
@@ -76,6 +78,9 @@ class LiveBudget:
 
 _MOST_EVENTS: Final = 100
 
+PEERS: Final = "peers"
+"""The label that ranks share which do the same work, in a pipeline whose stages nobody told."""
+
 MOST_READINGS: Final = 16
 """Limit of device readings between two windows."""
 
@@ -116,6 +121,9 @@ class LiveRank:
         self.job_steps: Mapping[tuple[int, int], JobStep] = {}
         self.split: Mapping[tuple[str, str], Split] = {}  # by operation and role, as far as the monitor knows
         self.events: deque[LiveEvent] = deque(maxlen=_MOST_EVENTS)  # the newest of the monitor
+        self.flow = Flow()  # what messages say of its place in a pipeline, for when no framework tells it
+        self.work_class = -1  # equal for ranks that do the same work, as the monitor found from messages; −1: not found
+        self._flow_finder = FlowFinder()
         self._device_states: deque[DeviceState] = deque(maxlen=MOST_READINGS)
 
     @property
@@ -132,6 +140,24 @@ class LiveRank:
         size = self.marks.topology.get("ranks_per_node")
         first = self.rank - self.metadata.local_rank
         return range(first, first + size) if size else None
+
+    @property
+    def told_stage(self) -> int | None:
+        """Return the pipeline stage as the framework or the groups tell it; None if neither does."""
+        coordinates = self.marks.coordinates
+        if PIPELINE in coordinates:
+            return int(coordinates[PIPELINE])
+        return stage_in_groups(self.rank, dict(self.marks.groups).values())
+
+    @property
+    def is_in_unknown_stage(self) -> bool:
+        """Return whether its messages show a pipeline, but nobody which ranks do the same work."""
+        return self.flow.is_fed and self.work_class < 0 and self.told_stage is None
+
+    def follow(self, spans: Spans, names: Sequence[str]) -> None:
+        """Take the rows of whole steps; ``names`` are the strings for their codes."""
+        self._flow_finder.add(spans, names)
+        self.flow = self._flow_finder.found
 
     def learn(self, mark: Row) -> None:
         """Take a row of kind ``mark``."""
@@ -164,7 +190,7 @@ class LiveRank:
         return moved, newest.bracket_ns // 2
 
     def identity(self) -> dict[str, str]:
-        """Return the labels of this rank: run, rank, node, local rank, parallel coordinates."""
+        """Return the labels of this rank: run, rank, node, local rank, parallel coordinates or what stands for them."""
         metadata = self.metadata
         named = {
             "run_id": metadata.run_id,
@@ -173,6 +199,11 @@ class LiveRank:
             "local_rank": str(metadata.local_rank),
         }
         coordinates = {_label(name): str(at) for name, at in dict(self.marks.coordinates).items()}
+        stage = self.told_stage
+        if stage is not None:
+            coordinates[PIPELINE] = str(stage)
+        elif self.work_class >= 0:
+            coordinates[PEERS] = str(self.work_class)
         return {**coordinates, **named}
 
 

@@ -239,7 +239,7 @@ def _median(values: Sequence[int]) -> int | None:
 def _stragglers(analysis: Analysis | None) -> Findings:
     if analysis is None or any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         return Findings()
-    return find_stragglers(analysis.run, analysis.matches)
+    return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
 
 
 def _waits(run: Run, matches: Matches) -> dict[int, dict[int, int]]:

@@ -140,7 +140,7 @@ _MOST_LOOKS: Final = 1_000
 _LARGEST_VALUE: Final = 2.0**52
 _SILENT_SECONDS: Final = 30.0
 _SILENT_STEPS: Final = 10.0
-_NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job"})
+_NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job", "peers"})
 _OF_SAMPLES: Final = frozenset(
     {"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "place", "cause", "series"}
 )
@@ -166,6 +166,7 @@ class RankTotals:
     dropped: float | None = None  # spans
     last_step: int = -1  # −1 before the first
     ended: float | None = None  # epoch seconds of its end
+    is_in_unknown_stage: bool = False  # nobody told which ranks do the same work in its pipeline
     # by role, wait and transfer of the calls that the monitor compared
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -317,6 +318,7 @@ _SERIES: Final = (
     "commtrace_spans_dropped_total",
     "commtrace_last_step",
     "commtrace_last_step_timestamp_seconds",
+    "commtrace_unknown_stage",
 )
 _SUMMED: Final = ("phase", "operation", "kind")
 """Labels that Prometheus sums over, which keeps the answer small."""
@@ -381,6 +383,8 @@ def totals_of(samples: Iterable[Sample]) -> Totals:
             one.last_step = int(value)
         elif name == "commtrace_last_step_timestamp_seconds":
             one.ended = value
+        elif name == "commtrace_unknown_stage":
+            one.is_in_unknown_stage = True
         elif part in _PARTS and name.endswith("_seconds_total"):
             one.parts[part] = value
     return found
@@ -497,13 +501,13 @@ def _who(labels: Mapping[str, str]) -> str:
 def _from_work(totals: Totals, rows: Sequence[RankRow], named: set[str]) -> Iterator[Slow]:
     """Yield ranks with more own work than is normal at their stage."""
     known = [rank for rank, one in totals.items() if one.work is not None and one.steps > 0]
-    if not known:
+    if not known or any(one.is_in_unknown_stage for one in totals.values()):
         return
     per_step = [totals[rank] for rank in known]
     judged = judge(
         Work(
             rank=np.arange(len(known)),
-            peers=_numbers(one.labels.get("pp", "") for one in per_step),
+            peers=_numbers(f"{one.labels.get('pp', '')},{one.labels.get('peers', '')}" for one in per_step),
             host=_numbers(one.labels.get("node", "") for one in per_step),
             total_ns=np.array([1e9 * (one.work or 0.0) / one.steps for one in per_step]),
             error_ns=np.zeros(len(known)),

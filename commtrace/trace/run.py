@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from commtrace.trace import schema
 from commtrace.trace.blocks import Block, blocks_of
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
@@ -108,6 +109,8 @@ class RankTrace:
     progress: tuple[tuple[int, int], ...] = ()  # (step, ns) while nothing was recorded
     triggers: tuple[TriggeredDetail, ...] = ()  # requests for detail during the run
     details: Mapping[int, str] = field(default_factory=dict)  # JSON extras of communications, by span id
+    # equal for ranks that do the same work, where the messages of a pipeline show it that no framework told
+    work_class: int | None = None
 
     @property
     def rank(self) -> int:
@@ -144,6 +147,25 @@ class RankTrace:
         return (self.metadata.node, self.metadata.boot_id)
 
 
+PIPELINE: Final = "pp"
+"""The parallel dimension, and the role of groups, of a pipeline's stages."""
+
+
+def stage_in_groups(rank: int, groups: Iterable[Group]) -> int | None:
+    """Return the place of a rank in its pipeline group; None without one."""
+    pipelines = [group.ranks for group in groups if group.role == PIPELINE and rank in group.ranks and group.size > 1]
+    return min(pipelines, key=len).index(rank) if pipelines else None
+
+
+def told_stage(trace: RankTrace) -> int | None:
+    """Return the pipeline stage of a rank as its framework, its forwards or its groups tell it; None if none does."""
+    if PIPELINE in trace.coordinates:
+        return int(trace.coordinates[PIPELINE])
+    spans = trace.spans
+    stages = spans.stage[(spans.kind == schema.FORWARD) & (spans.stage >= 0)]
+    return int(stages[0]) if len(stages) else stage_in_groups(trace.rank, trace.groups.values())
+
+
 @dataclass(frozen=True)
 class Run:
     """All ranks of one attempt of one job."""
@@ -171,6 +193,16 @@ class Run:
         }
         made = replace(self, ranks=ranks)
         vars(made)[_BLOCKS] = tuple(blocks)  # no field: a run with other rows has other blocks
+        return made
+
+    def with_classes(self, classes: Mapping[int, int]) -> Run:
+        """Return the run with the classes of its ranks' work, by rank; as it is if there are none."""
+        if not classes:
+            return self
+        ranks = {rank: replace(trace, work_class=classes.get(rank)) for rank, trace in self.ranks.items()}
+        made = replace(self, ranks=ranks)
+        if _BLOCKS in vars(self):
+            vars(made)[_BLOCKS] = vars(self)[_BLOCKS]
         return made
 
     @property

@@ -181,7 +181,8 @@ def rank() -> list[Row]:
                     "Own work", "s",
                     Query(f"commtrace:work_seconds:per_step{{{RANK}}}", "rank {{rank}}"),
                     Query(
-                        f"commtrace:work_seconds:typical{{{RUN}}} and on (run_id, pp) commtrace_last_step{{{RANK}}}",
+                        f"commtrace:work_seconds:typical{{{RUN}}} "
+                        f"and on (run_id, pp, peers) commtrace_last_step{{{RANK}}}",
                         "typical of stage {{pp}}",
                     ),
                     text="Per step, without waiting for others: against what is typical of the stage.", from_zero=False,

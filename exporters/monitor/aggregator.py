@@ -39,7 +39,7 @@ class Aggregator:
         events = self._alert(self.watch.join(self._newest, now), now)
         least = self._least.join((report.rank, report.block) for report in self._newest)
         self._least.size_blocks(self.watch.step_ns)
-        store.publish(self._least.steps, self.watch.window, self.watch.work_ns, least)
+        store.publish(self._least.steps, self.watch.window, self.watch.work_ns, least, self.watch.classes)
         return events
 
     def look_for_hangs(self, store: MonitorStore, now: float) -> list[LiveEvent]:

@@ -240,6 +240,7 @@ class MonitorExporter:
         if report.steps:
             self._worked_ns = dict([*self._worked_ns.items(), (report.window, sum(report.work_ns))][-_WINDOWS_KEPT:])
         baseline = reply.baseline
+        self._rank.work_class = baseline.work_class
         if baseline.window in self._worked_ns:  # the one before this one, where the job is in good order
             worked_ns = self._worked_ns[baseline.window]
             self._rank.score = worked_ns / baseline.work_ns if baseline.work_ns > 0 else None

@@ -140,6 +140,7 @@ class PeerBaseline(Struct, frozen=True):
     window: int = -1  # the newest one that was joined; −1 before the first
     # typical per step at the rank's stage in that window; 0 without another rank
     work_ns: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
+    work_class: Number = -1  # of the rank, in a pipeline whose stages nobody told; −1: none
 
 
 class Findings(Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from commtrace.exporters.monitor.messages import (
@@ -48,6 +49,7 @@ class MonitorStore:
         self._hangs: dict[int, HangReport | None] = {}
         self._num_hang_messages = 0
         self._stage_work_ns: Mapping[int, float] = {}
+        self._classes: Mapping[int, int] = {}
         self._block_steps, self._window = 0, -1
         self._least: dict[int, Sequence[Least]] = {}
         self._findings = Findings()
@@ -92,10 +94,21 @@ class MonitorStore:
         with self._lock:
             return dict(sorted(self._hangs.items()))
 
-    def publish(self, block_steps: int, window: int, work_ns: Mapping[int, float], least: Sequence[Least]) -> None:
-        """Replace the content of replies; ``work_ns`` is by stage, and least times of other groups stay."""
+    def publish(
+        self,
+        block_steps: int,
+        window: int,
+        work_ns: Mapping[int, float],
+        least: Sequence[Least],
+        classes: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """Replace the content of replies.
+
+        ``work_ns`` is by stage, or by the class of ``classes``, which are by rank; least times of other groups stay.
+        """
         with self._lock:
             self._block_steps, self._window, self._stage_work_ns = block_steps, window, work_ns
+            self._classes = classes
             for group, times in by_group(least).items():
                 self._least.pop(group, None)
                 self._least[group] = times
@@ -141,9 +154,10 @@ class MonitorStore:
         return Reply()
 
     def _reply_to(self, report: Report) -> Reply:
-        work_ns = self._stage_work_ns.get(report.window.stage, 0.0)
+        work_class = self._classes.get(report.window.rank, -1)
+        work_ns = self._stage_work_ns.get(report.window.stage if work_class < 0 else work_class, 0.0)
         return Reply(
-            baseline=PeerBaseline(self._block_steps, self._window, work_ns),
+            baseline=PeerBaseline(self._block_steps, self._window, work_ns, work_class),
             least=tuple(least for group in report.groups for least in self._least.get(group, ()))[:MOST_LEAST],
             findings=self._findings if report.asks_findings else Findings(),
             job_steps=self._job_steps.newest if report.asks_job_steps else (),

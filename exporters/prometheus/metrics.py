@@ -381,6 +381,12 @@ class RankCollector(Collector):
         yield GaugeMetricFamily(
             "commtrace_hung", "1 while this process has made no progress for too long.", self._rank.hang() is not None
         )
+        if self._rank.is_in_unknown_stage:
+            yield GaugeMetricFamily(
+                "commtrace_unknown_stage",
+                "1 on a stage of a pipeline of which nobody told which ranks do the same work; absent elsewhere.",
+                1,
+            )
         if self._rank.score is not None:
             yield GaugeMetricFamily(
                 "commtrace_straggler_score_ratio",

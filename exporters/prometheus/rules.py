@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 DOCS: Final = "http://127.0.0.1:8000/"
 """Where `python -m http.server 8000 -d build/site` serves the documentation after `make site`."""
 
-PEERS: Final = "run_id, pp"
-"""Ranks with equal labels do the same work. Without pipeline all ranks of the run are peers."""
+PEERS: Final = "run_id, pp, peers"
+"""Ranks with equal labels do the same work. Without pipeline all ranks of the run are peers. ``peers`` is what the
+monitor found from messages where no framework told the stages."""
 
 
 _DIRECTORY: Final = (
@@ -98,8 +99,10 @@ def _of_ranks(timing: Timing) -> tuple[RecordingRule, ...]:
         ),
         RecordingRule(
             "commtrace:work_seconds:typical",
-            f"(quantile by ({PEERS}) (0.25, {work}) and count by ({PEERS}) ({work}) > 2)\n"
-            f"or (min by ({PEERS}) ({work}) and count by ({PEERS}) ({work}) == 2)",
+            f"((quantile by ({PEERS}) (0.25, {work}) and count by ({PEERS}) ({work}) > 2)\n"
+            f"or (min by ({PEERS}) ({work}) and count by ({PEERS}) ({work}) == 2))\n"
+            # Ranges hold the samples of before the monitor found who does the same work, without its label.
+            f"unless on (run_id, peers) max by (run_id, peers) (max_over_time(commtrace_unknown_stage[{window}]))",
         ),
         RecordingRule(
             "commtrace:straggler_score:ratio",

@@ -137,10 +137,31 @@ def test_ranks_of_other_stages_are_no_peers_and_an_alert_is_not_told_twice() -> 
     assert [(one.rank, one.source) for one in frame.stragglers] == [(2, "alert")]
 
 
+def test_stages_that_nobody_told_are_no_peers() -> None:
+    """Ranks 1 and 3 are last stages; of "found", the monitor has told who does the same work, and rank 3 is slow."""
+    untold = {str(rank): totals(rank, 0.9 if rank % 2 else 0.45, 0.1) for rank in range(4)}
+    for rank, one in untold.items():
+        one.labels = {key: text for key, text in one.labels.items() if key != "pp"}
+        one.is_in_unknown_stage = rank in ("1", "3")
+    assert frame_of_totals("p", untold, untold, NOW).stragglers == ()
+
+    found = {str(rank): totals(rank, (0.45, 0.6, 0.45, 0.9)[rank], 0.1) for rank in range(4)}
+    for rank, one in found.items():
+        one.labels = {**one.labels, "pp": "", "peers": str(int(rank) % 2)}
+    frame = frame_of_totals("p", found, found, NOW)
+    assert [one.rank for one in frame.stragglers] == [3]
+    assert "peers" not in frame.ranks[3].where
+
+
 def test_a_rank_without_new_steps_has_no_parts() -> None:
     added, so_far = {"0": RankTotals({"rank": "0"})}, {"0": totals(0, 0.5, 0.5)}
     (row,) = frame_of_totals("p", added, so_far, NOW).ranks
     assert (row.step_ns, dict(row.parts), row.last_step) == (None, {}, 9)
+
+
+def test_a_stage_that_nobody_told_is_read_from_the_metrics() -> None:
+    (one,) = totals_of([Sample("commtrace_unknown_stage", {"rank": "1"}, 1.0)]).values()
+    assert one.is_in_unknown_stage
 
 
 def test_what_is_not_a_number_is_not_known() -> None:

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from commtrace.analysis.keys import find_rows, grouped, numbered, pack
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import PIPELINE, Roles, between_stages, between_stages_of
-from commtrace.analysis.replay.program import Program, stage_of
+from commtrace.analysis.replay.program import Program
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, pick
 from commtrace.trace.json_values import JsonObject
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.run import RankTrace, Run, told_stage
 from commtrace.trace.spans import Int32, Int64
 
 
@@ -224,7 +224,7 @@ def _measure(
         return [*map(int, np.bincount(rank[rows], minlength=len(block.ranks)))]
 
     columns = zip(  # in the order of the fields of RankWaits
-        [_stage_if_known(run.ranks[one]) for one in block.ranks],
+        [told_stage(run.ranks[one]) for one in block.ranks],
         count(steps),
         chunks.tolist(),
         count(forward),
@@ -243,13 +243,6 @@ def _measure(
         strict=True,
     )
     return {one: RankWaits(*values) for one, values in zip(block.ranks, columns, strict=True)}
-
-
-def _stage_if_known(trace: RankTrace) -> int | None:
-    spans = trace.spans
-    if "pp" in trace.coordinates or ((spans.kind == schema.FORWARD) & (spans.stage >= 0)).any():
-        return stage_of(trace)
-    return None
 
 
 class _TurningPoints(NamedTuple):

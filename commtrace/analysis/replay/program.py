@@ -31,7 +31,7 @@ from commtrace.analysis.replay.lanes import Lanes, Launches, ReadLanes, concaten
 from commtrace.analysis.replay.segments import LaneRows, Segments, same_work
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.run import RankTrace, Run, told_stage
 from commtrace.trace.spans import Int32, Int64
 
 
@@ -199,7 +199,7 @@ def step_of_node(lanes: Lanes, joins: Joins) -> Int32:
 def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:
     parts = []
     for block in run.blocks:
-        stages = np.array([stage_of(run.ranks[rank]) for rank in block.ranks], np.int64)
+        stages = np.array([class_of(run.ranks[rank]) for rank in block.ranks], np.int64)
         rows = LaneRows.of(run, block)
         parts.append(read_lanes(rows, matches, stages, bounds.of_ranks(rows.ranks)))
     return concatenate_lanes(parts)
@@ -213,9 +213,10 @@ def common_steps(run: Run) -> Int64:
 
 
 def stage_of(trace: RankTrace) -> int:
-    """Return the pipeline stage of a rank: from its coordinates, else from its forward rows, else 0."""
-    if "pp" in trace.coordinates:
-        return int(trace.coordinates["pp"])
-    spans = trace.spans
-    stages = spans.stage[(spans.kind == schema.FORWARD) & (spans.stage >= 0)]
-    return int(stages[0]) if len(stages) else 0
+    """Return the pipeline stage of a rank; 0 if nothing tells it."""
+    return told_stage(trace) or 0
+
+
+def class_of(trace: RankTrace) -> int:
+    """Return a number that is equal for ranks that do the same work: the stage, or what messages show."""
+    return stage_of(trace) if trace.work_class is None else trace.work_class

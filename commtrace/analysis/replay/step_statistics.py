@@ -12,8 +12,9 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from commtrace.analysis.keys import find_rows, grouped, pack
+from commtrace.analysis.replay.between_steps import CHECKPOINT, EVALUATION, BetweenSteps
 from commtrace.analysis.replay.edges import Transfers
-from commtrace.analysis.replay.program import Program, stage_of
+from commtrace.analysis.replay.program import Program, class_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, first_of_phase
 from commtrace.analysis.statistics import Float64
 from commtrace.trace.blocks import pick
@@ -22,8 +23,6 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 DATA: Final = "data"
 GC: Final = "gc"
-CHECKPOINT: Final = "checkpoint"
-EVALUATION: Final = "evaluation"
 PAUSES: Final = (DATA, GC, CHECKPOINT, EVALUATION)
 """Causes with spans of their own that are no work."""
 
@@ -335,19 +334,28 @@ class StepStatistics:
 
     ranks: Int64  # numbers, ascending
     steps: Int64  # numbers, ascending
-    stages: Int64  # pipeline stage of each rank
+    stages: Int64  # pipeline stage of each rank, or what stands for it (program.class_of)
     measured_ns: Int64  # of each step, mean over the ranks
     replayed_ns: Int64  # of each step, with the measured durations
     table: WorkTable
     pauses_ns: Mapping[str, Int64]  # by cause (PAUSES), shape (ranks, steps)
     transfers: TransferTable
+    between: BetweenSteps
     halvings: int = 0  # of the set of steps
 
     @classmethod
     def of(
-        cls, run: Run, program: Program, work: WorkTable | None = None, transfers: TransferTable | None = None
+        cls,
+        run: Run,
+        program: Program,
+        work: WorkTable | None = None,
+        transfers: TransferTable | None = None,
+        around: Run | None = None,
     ) -> StepStatistics:
-        """Return the statistics of a program read from ``run``; ``work`` and ``transfers`` are its own, if known."""
+        """Return the statistics of a program read from ``run``.
+
+        ``work`` and ``transfers`` are its own, if known; ``around`` also has the rows between its steps.
+        """
         segments = program.segments
         shape = len(program.ranks), len(program.steps)
         cell = np.searchsorted(program.ranks, segments.rank) * shape[1] + segments.step
@@ -358,12 +366,13 @@ class StepStatistics:
         return cls(
             ranks=program.ranks,
             steps=program.steps,
-            stages=np.array([stage_of(run.ranks[rank]) for rank in program.ranks.tolist()], np.int64),
+            stages=np.array([class_of(run.ranks[rank]) for rank in program.ranks.tolist()], np.int64),
             measured_ns=program.measured_step_times(),
             replayed_ns=program.step_times(),
             table=WorkTable.of(segments) if work is None else work,
             pauses_ns={cause: by_step(pause_ns(segments, cause)) for cause in PAUSES},
             transfers=TransferTable.of(run, program.transfers) if transfers is None else transfers,
+            between=BetweenSteps.of(run if around is None else around, program),
         )
 
     @classmethod
@@ -382,6 +391,7 @@ class StepStatistics:
             table=WorkTable.joined([part.table for part in parts], first_step),
             pauses_ns={cause: np.hstack([part.pauses_ns[cause] for part in parts]) for cause in PAUSES},
             transfers=TransferTable.joined([part.transfers for part in parts], first_step),
+            between=BetweenSteps.joined([part.between for part in parts]),
             halvings=first.halvings,
         )
 
@@ -425,6 +435,7 @@ class StepStatistics:
             table=self.table.of_steps(chosen),
             pauses_ns={cause: own[:, chosen] for cause, own in self.pauses_ns.items()},
             transfers=self.transfers.of_steps(chosen),
+            between=self.between.of_steps(chosen),
             halvings=halvings,
         )
 
@@ -440,10 +451,15 @@ class StatisticsParts:
 
     @classmethod
     def of(
-        cls, run: Run, program: Program, work: WorkTable | None = None, transfers: TransferTable | None = None
+        cls,
+        run: Run,
+        program: Program,
+        work: WorkTable | None = None,
+        transfers: TransferTable | None = None,
+        around: Run | None = None,
     ) -> StatisticsParts:
         """Return the statistics of a program; arguments are those of :meth:`StepStatistics.of`."""
-        return cls((StepStatistics.of(run, program, work, transfers),))._drawn()
+        return cls((StepStatistics.of(run, program, work, transfers, around),))._drawn()
 
     def __add__(self, later: StatisticsParts) -> StatisticsParts:
         """Return the statistics of these steps and of later ones of the same ranks."""

@@ -36,7 +36,7 @@ NEXT_STEP: Final = {
         "rank saves, all others wait for it."
     ),
     "evaluation": (
-        "Evaluate on all ranks, each its own part, or in a job beside this one: while one rank evaluates, all others "
+        "Evaluate on all ranks, each an equal part, or in a job beside this one: while one rank evaluates, all others "
         "wait for it."
     ),
     "stage_imbalance": (

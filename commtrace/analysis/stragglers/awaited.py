@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -211,8 +211,11 @@ class AwaitedTotals:
         kept, new = _Dues.joined(parts).longest_steps()
         return AwaitedTotals((kept,), others + new.sums(), steps, ranks)
 
-    def longest(self) -> list[Awaited]:
-        """Return the ranks that others waited longest for, at most three."""
+    def longest(self, *, names_ranks: bool = True) -> list[Awaited]:
+        """Return the ranks that others waited longest for, at most three.
+
+        None of them stands out unless ``names_ranks``: of too few steps, who is waited for may be chance.
+        """
         dues = _Dues.joined(self.parts)
         ranks, which = np.unique(dues.last_rank, return_inverse=True)
         waited = np.zeros(len(ranks), np.int64)
@@ -222,10 +225,11 @@ class AwaitedTotals:
         total = int(waited.sum())
         steps = np.concatenate(self.steps).tolist()
         longest = [at for at in np.argsort(-waited, kind="stable").tolist() if int(ranks[at]) in self.ranks]
-        return [
+        found = [
             self._awaited(int(ranks[at]), int(waited[at]), dues.take(np.flatnonzero(which == at)), steps, total)
             for at in longest[:_MOST_RANKS]
         ]
+        return found if names_ranks else [replace(one, stands_out=False) for one in found]
 
     def _awaited(self, rank: int, wait_ns: int, dues: _Dues, steps: Sequence[int], total: int) -> Awaited:
         by_step = np.zeros((len(_ACTIVITIES), len(steps)), np.int64)
@@ -534,7 +538,7 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
     mean = _longer_in_the_mean(work, rank)
     both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {work.num_steps} steps"
     rare = _rarely_longer(work, rank, least)
-    if longer > least and rare:
+    if rare and max(longer, mean) > least:
         return f"{rare} A straggler is slow in most steps."
     if longer <= least < mean:
         return (
@@ -563,7 +567,7 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
 
 
 def _rarely_longer(work: WorkStatistics, rank: int, least: float) -> str:
-    """Say in how many steps the work of a rank is longer than that of its peers, if its medians are not."""
+    """Say in how many steps the work of a rank is longer than that of its peers, if its median over all is not."""
     beside = _work_beside_peers(work, rank)
     if beside is None:
         return ""
@@ -572,12 +576,13 @@ def _rarely_longer(work: WorkStatistics, rank: int, least: float) -> str:
     if own_median > (1 + least) * typical_median:
         return ""
     excess_ns = own_ns - typical_ns
-    longer = int((excess_ns > max(float(excess_ns.mean()) / 2, least * typical_median)).sum())
-    if not longer or excess_ns.mean() <= 0:
+    longer = excess_ns > max(float(excess_ns.mean()) / 2, least * typical_median)
+    if not longer.any() or excess_ns.mean() <= 0:
         return ""
+    there, beside_it = float(np.median(own_ns[longer])), float(np.median(typical_ns[longer]))
     return (
-        f"Its own work takes longer than that of the ranks that do the same in {longer} of {len(own_ns)} steps, by "
-        f"{_longer_in_the_mean(work, rank):.0%} in the mean over all steps; the medians over all steps are "
+        f"Its own work takes longer than that of the ranks that do the same in {longer.sum()} of {len(own_ns)} steps: "
+        f"{there / 1e6:.1f} against {beside_it / 1e6:.1f} ms, medians over these steps; over all steps the medians are "
         f"{own_median / 1e6:.1f} and {typical_median / 1e6:.1f} ms."
     )
 

@@ -12,11 +12,13 @@ import numpy as np
 from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.replay.step_statistics import PAUSES
+from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.limits import FAR_LONGER, MOST_OF_PHASE, ONE_PHASE, SLOWER_THAN_OTHERS
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
+from commtrace.analysis.stragglers.pauses import times_longer
 from commtrace.analysis.stragglers.places import Place, places_of
-from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
+from commtrace.analysis.stragglers.slow_ranks import MEANT, MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
 from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, PHASES, RANKS, format_cause
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.metadata import DeviceState
@@ -121,14 +123,32 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
     where, own_ms = _place(work.run, first.rank), first.excess_ns[first.cause] / 1e6
     if first.cause in PAUSES:
         row = int(np.searchsorted(work.ranks, first.rank))
-        mean_ns = float(work.pauses_ns(first.cause)[row].sum()) / max(work.num_steps, 1)
-        return f"{one_pauses_longer(where, first.cause, mean_ns / 1e6, own_ms)}; {how_often}."
+        pauses_ns = work.pauses_ns(first.cause) + work.between_ns(first.cause)
+        mean_ns = float(pauses_ns[row].sum()) / max(work.num_steps, 1)
+        times = f", {_times(found, row, pauses_ns)}" if first.cause in MEANT else ""
+        return f"{one_pauses_longer(where, first.cause, mean_ns / 1e6, own_ms)}; {how_often}{times}."
     now_and_then = first.beyond == SELDOM
     phases = "" if now_and_then else format_phases(work, first.rank)
     details = format_work(first.cause, (first.normal_ns + first.total_ns) / 1e6, phases)
     basis = "means over steps" if now_and_then else "medians over steps"
     sentence = one_needs_longer(where, details, own_ms, first.norm_source, first.normal_ns / 1e6, basis)
     return f"{sentence}; {how_often}."
+
+
+def _times(found: SlowRanks, row: int, pauses_ns: Float64) -> str:
+    """Return ``4 times, by 223 ms each (median), 0.9 s in all``."""
+    peers = found.work.stages == found.work.stages[row]
+    peers[row] = False
+    beyond = pauses_ns[row] - np.median(pauses_ns[peers], axis=0)
+    longer = times_longer(beyond)
+    if len(longer) == 1:
+        return f"once, by {_exactly(longer[0])}"
+    return f"{len(longer)} times, by {_exactly(np.median(longer))} each (median), {_exactly(longer.sum())} in all"
+
+
+def _exactly(ns: float) -> str:
+    """Return a duration with three digits: a tenth of a second is much where a step takes less."""
+    return f"{ns / 1e6:.3g} ms" if ns < 999.5e6 else f"{ns / 1e9:.3g} s"
 
 
 def _place(run: Run, rank: int) -> str:

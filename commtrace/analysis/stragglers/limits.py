@@ -141,4 +141,4 @@ class Thresholds:
     fewest_strikes: int = 3  # steps with a pause, if the noise is known
     standard_errors: float = 1.5  # of the cost's median over steps
     replay_error: float = 0.3  # no verdict is given if the replay misses the measured steps by more
-    fewest_steps: int = 8  # of fewer, the noise between steps is not known, and only pauses are judged
+    fewest_steps: int = 8  # of fewer, the noise between steps is not known, and nobody is named

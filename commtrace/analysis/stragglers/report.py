@@ -112,7 +112,7 @@ def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) 
         findings=findings,
         nodes=tuple(_nodes(recorded, verdict.ranks) for verdict in findings.verdicts),
         repeated_steps=tuple(_repeated(recorded)),
-        awaited=tuple(measured.result.awaited.longest()),
+        awaited=tuple(measured.result.awaited.longest(names_ranks=not findings.are_too_few_steps)),
     )
 
 

@@ -19,6 +19,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
 from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.matching.stages import are_told, not_told
 from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
@@ -33,7 +34,7 @@ from commtrace.analysis.stragglers.normal import Usual
 from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_ranks import common_change, judge_stretches
 from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
-from commtrace.analysis.stragglers.uneven_stages import uneven_stages
+from commtrace.analysis.stragglers.uneven_stages import UnevenStages, uneven_stages
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.run import Run
@@ -66,6 +67,7 @@ class Findings:
     replay_error: float = float("nan")  # median difference of replayed and measured steps, as a share
     together_ms_per_step: float = 0.0  # saved without everything that is named
     waited_for: str = ""  # without verdicts: the rank that others waited for most, and why it is no straggler
+    are_too_few_steps: bool = False  # of the steps to name anybody, in whatever sentence
 
 
 class ReplayedShare(NamedTuple):
@@ -149,13 +151,14 @@ def find_stragglers(
     thresholds: Thresholds | None = None,
     program: Program | None = None,
     baseline: Baseline | None = None,
+    around: Run | None = None,
 ) -> Findings:
-    """Find stragglers in steps that are in memory, with aligned clocks."""
+    """Find stragglers in steps that are in memory, with aligned clocks; ``around`` also has the rows between them."""
     try:
         program = program or build_program(run, matches)
     except ReplayError as error:
         return judge_stragglers(run, MeasuredWork.not_replayed(str(error), matches), None)
-    measured = MeasuredWork.of(run, matches, program, StatisticsParts.of(run, program))
+    measured = MeasuredWork.of(run, matches, program, StatisticsParts.of(run, program, around=around))
     replay = replay_of(run, program, measured.steps) if measured.steps else None
     return judge_stragglers(run, measured, replay, thresholds, baseline)
 
@@ -168,7 +171,8 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
         program = analysis.program
     except ReplayError as error:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
-    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers)
+    around = analysis.context.run
+    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers, around)
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
     times = analysis.partition
     replayed = ReplayedShare(int(times.total(REPLAY).sum()), int(times.wall_ns.sum()))
@@ -217,26 +221,30 @@ def judge_stragglers(
     abstentions = tuple(_reasons(measured, work))
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=work.replay_error)
+    has_peers = bool(np.isfinite(work.peers.peer_ns).any())
+    if not work.noise_is_known:
+        too_few = _too_few_steps(work) if has_peers or not are_told(run) else NO_PEERS
+        return Findings(abstentions=(too_few,), replay_error=work.replay_error, are_too_few_steps=True)
     stretches = judge_stretches(work, baseline.of_ranks(work) if baseline else {})
     sets = judge_sets(work, replay, stretches)
-    verdicts, together = sets.verdicts, sets.together_ms
     undecided = tuple(sentence for one in stretches for sentence in one.undecided)
-    if work.noise_is_known:
-        usual = baseline.usual if baseline else None
-        others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
-        if others.verdicts and any(one.slow for one in stretches):
-            # The cost of a rank is hidden where others wait for something else as well, and vice versa.
-            beside = judge_sets(work, replay, stretches, others.normal)
-            verdicts = beside.verdicts
-            if _ranks(beside) > _ranks(sets):
-                others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
-        verdicts = [*verdicts, *others.verdicts]
-        together += sum(verdict.cost_ms_per_step for verdict in others.verdicts)
-        undecided += others.undecided
-        abstentions = tuple(dict.fromkeys(undecided))
-    else:
-        abstentions = (_too_few_steps(work),)
-    if not np.isfinite(work.peers.peer_ns).any() and not verdicts:
+    usual = baseline.usual if baseline else None
+    others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
+    verdicts = sets.verdicts
+    if others.verdicts and any(one.slow for one in stretches):
+        # The cost of a rank is hidden where others wait for something else as well, and vice versa.
+        beside = judge_sets(work, replay, stretches, others.normal)
+        verdicts = beside.verdicts
+        if _ranks(beside) > _ranks(sets):
+            others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
+    verdicts = [*verdicts, *others.verdicts]
+    together = sets.together_ms + sum(verdict.cost_ms_per_step for verdict in others.verdicts)
+    undecided += others.undecided
+    abstentions = tuple(dict.fromkeys(undecided))
+    if not are_told(run):
+        classes = dict(zip(work.ranks.tolist(), work.stages.tolist(), strict=True))
+        abstentions = (not_told(classes), *abstentions)
+    elif not has_peers and not verdicts:
         abstentions = (NO_PEERS, *undecided)
     abstentions += measured.replayed_share.sentences()
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
@@ -244,9 +252,9 @@ def judge_stragglers(
         changes = common_change(work), baseline.difference(work) if baseline else ""
         abstentions += tuple(filter(None, changes))
     # If normal is not known, a comparison with others would be one with the slow.
-    waited_for = (
-        "" if ordered or undecided else most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
-    )
+    waited_for = ""
+    if not ordered and not undecided and are_told(run):
+        waited_for = most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
     dated = tuple(_dated(verdict, work) for verdict in ordered)
     return Findings(dated, abstentions, work.replay_error, together, waited_for)
 
@@ -295,7 +303,9 @@ def of_no_single_rank(
     ``normal_ranks`` is the scenario in which ``slow_ranks`` work normally, ``usual`` is the job when it is healthy.
     ``is_cut`` cuts the run where stages or links change.
     """
-    stages = uneven_stages(work, replay, normal_ranks, limits, is_cut=is_cut, usual=usual)
+    stages = UnevenStages()
+    if are_told(work.run):  # else the last one, which holds the output layer, would be
+        stages = uneven_stages(work, replay, normal_ranks, limits, is_cut=is_cut, usual=usual)
     slow = {*slow_ranks, *stages.ranks}
     # Ranks that are slow now and then have long microbatches, too.
     sequences = None if slow else uneven_sequences(work, replay)

@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from commtrace.analysis.replay.between_steps import CHECKPOINT, EVALUATION
 from commtrace.analysis.replay.scenarios import NormalSpeed
 from commtrace.analysis.replay.segments import BETWEEN, ends_with_a_phase
-from commtrace.analysis.replay.step_statistics import CHECKPOINT, DATA, EVALUATION, GC, PAUSES
+from commtrace.analysis.replay.step_statistics import DATA, GC, PAUSES
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART, Float64, error_of_means
 from commtrace.analysis.stragglers.change_points import (
     Series,
@@ -41,7 +42,7 @@ from commtrace.analysis.stragglers.microbatches import (
     longer_inputs,
 )
 from commtrace.analysis.stragglers.normal import BASELINE, PAST, Judged, Work, judge
-from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
+from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace.spans import Bool, Int32, Int64
 
@@ -51,7 +52,7 @@ SELDOM: Final = "seldom"
 MICROBATCHES: Final = "microbatches"
 """Work on a few microbatches that are longer than those of others: their mean counts as well."""
 MEANT: Final = (CHECKPOINT, EVALUATION)
-"""Pauses that a program makes on purpose: a single one is reported if it costs enough."""
+"""Pauses that a program makes on purpose: a single one is reported if it costs enough and no other rank takes part."""
 
 _NO_DP: Final = ("tp", "cp", "ep")
 """Ranks that differ in one of these coordinates may load different shares of the input, or none."""
@@ -87,7 +88,8 @@ class SlowRanks:
 
     work: WorkStatistics  # its peers are the ranks whose work is normal
     slow: tuple[SlowRank, ...]
-    pause_excess_ns: Mapping[str, Mapping[int, float]]  # by cause and rank, of all ranks
+    pause_excess_ns: Mapping[str, Mapping[int, float]]  # by cause and rank, of all ranks, in the steps
+    between_excess_ns: Mapping[str, Mapping[int, float]]  # the same between the steps
     seldom: Float64  # see _seldom_share
     microbatches: MicrobatchComparison
     typical: Work  # of all ranks
@@ -108,9 +110,12 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
     judged = judge(typical, RECORDED)
     work = replace(work, peers=work.peers.among(_normal_ranks(judged)))
     pauses = {cause: _judge_pauses(work, typical, cause) for cause in PAUSES}
-    pause_excess = {cause: _by_rank(one.rank, np.nan_to_num(one.excess_ns)) for cause, one in pauses.items()}
+    between_excess = {cause: _between_excess(work, cause, one) for cause, one in pauses.items()}
+    pause_excess = {
+        cause: _by_rank(one.rank, np.nan_to_num(one.excess_ns) - between_excess[cause]) for cause, one in pauses.items()
+    }
     slow = [
-        SlowRank(rank, {cause: pause_excess[cause][rank]}, cause, float(one.normal_ns[row]), one.norm_source[row], 1.0)
+        SlowRank(rank, {cause: float(one.excess_ns[row])}, cause, float(one.normal_ns[row]), one.norm_source[row], 1.0)
         for cause, one in pauses.items()
         for row, rank in zip(np.flatnonzero(one.is_slow).tolist(), one.slow_ranks, strict=True)
     ]
@@ -125,6 +130,7 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
         work=work,
         slow=tuple(sorted(slow, key=lambda one: -one.total_ns)),
         pause_excess_ns=pause_excess,
+        between_excess_ns={cause: _by_rank(work.ranks, own) for cause, own in between_excess.items()},
         seldom=seldom,
         microbatches=microbatches,
         typical=typical,
@@ -223,8 +229,10 @@ def _works_longer(work: WorkStatistics, rank: int) -> Bool:
     typical = np.maximum(np.median(steps[:, work.steady], axis=1, keepdims=True), 1.0)
     # Steps that are shorter on all ranks need less.
     shorter = np.minimum(np.median(steps / typical, axis=0), 1.0)
-    row = int(np.searchsorted(work.ranks, rank))
-    excess = float(work.peers.excess_ns[work.peers.rank == rank].sum())
+    row, own = int(np.searchsorted(work.ranks, rank)), work.peers.rank == rank
+    excess, usual = (float(ns[own].sum()) for ns in (work.peers.excess_ns, work.peers.usual_ns))
+    if typical[row, 0] < usual + excess / 2:  # what it does longer, it does in few steps
+        return np.asarray(steps[row] >= shorter * usual + excess / 2)
     return np.asarray(steps[row] >= shorter * (typical[row] - excess / 2))
 
 
@@ -333,11 +341,44 @@ def _judge_pauses(work: WorkStatistics, typical: Work, cause: str) -> Judged:
         if (np.bincount(place) > 1).all():
             peers = place
     scale_ns = np.full(len(typical.rank), work.step_ns)
-    mean_ns = work.pauses_ns(cause).mean(axis=1)
-    compared = replace(typical, peers=peers, total_ns=mean_ns, scale_ns=scale_ns, before_ns=None)
-    # If the steps are too few to know the noise, pauses are reported all the same.
-    meant = cause in MEANT or not work.noise_is_known
-    return judge_pauses(compared, _pauses_of_run(work, cause, peers), meant=meant)
+    pauses_ns = work.pauses_ns(cause) + work.between_ns(cause)
+    compared = replace(typical, peers=peers, total_ns=pauses_ns.mean(axis=1), scale_ns=scale_ns, before_ns=None)
+    if cause in MEANT:
+        return judge_on_purpose(compared, pauses_ns)
+    return judge_pauses(compared, _pauses_of_run(work, cause, peers))
+
+
+def _between_excess(work: WorkStatistics, cause: str, judged: Judged) -> Float64:
+    """Return how much more than the normal ranks of its class each rank pauses between the steps, ns per step."""
+    mean_ns = work.between_ns(cause).mean(axis=1)
+    excess = np.zeros(len(mean_ns))
+    for stage in np.unique(work.stages[mean_ns > 0]):
+        own = work.stages == stage
+        normal = mean_ns[own & judged.is_normal]
+        excess[own] = mean_ns[own] - (np.median(normal) if len(normal) else mean_ns[own])
+    return excess
+
+
+def between_saved_ns(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Float64:
+    """Return by how much sooner each step of the run would begin if ranks paused normally between steps, ns.
+
+    ``ranks`` are those of :func:`normal_speed`. At most what others waited there for.
+    """
+    work, between = found.work, found.work.of_steps.between
+    saved = np.zeros(len(work.steady))
+    for cause in MEANT:
+        rows = {int(np.searchsorted(work.ranks, rank)): rank for rank, causes in ranks.items() if cause in causes}
+        if not rows:
+            continue
+        pauses = between.pauses_ns[cause].astype(np.float64)
+        mended = pauses.copy()
+        for row, rank in rows.items():
+            mean_ns = float(work.between_ns(cause)[row].mean())
+            excess = max(found.between_excess_ns[cause][rank], 0.0)
+            mended[row] *= 1 - excess / mean_ns if mean_ns else 1.0
+        others = np.delete(between.waited_ns, [*rows], axis=0)
+        saved += np.minimum(pauses.max(axis=0) - mended.max(axis=0), others.max(axis=0, initial=0))
+    return np.where(work.steady, np.maximum(saved, 0.0), 0.0)
 
 
 def _pauses_of_run(work: WorkStatistics, cause: str, peers: Int64) -> list[PausesOf]:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
 from commtrace.analysis.stragglers.advice import NOW_AND_THEN, next_step
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, total_cost
@@ -24,7 +26,7 @@ from commtrace.analysis.stragglers.evidence import (
 )
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
-from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, normal_speed
+from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
 from commtrace.analysis.stragglers.verdict import RANKS, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
@@ -122,7 +124,9 @@ class _Costs:
         if new:
             scenarios = [self._others, *(self.normal(slow) + self._others for slow in new.values())]
             actual, *mended = self._replay.steps_ns(scenarios)
-            self._known.update(zip(new, (actual - one for one in mended), strict=True))
+            between = [self._between_ns(slow) for slow in new.values()]
+            saved = [actual - one + more for one, more in zip(mended, between, strict=True)]
+            self._known.update(zip(new, saved, strict=True))
 
     def saved_ns(self, slow: Sequence[Sequence[SlowRank]]) -> Int64:
         self.replay([slow])
@@ -132,14 +136,24 @@ class _Costs:
         return mean_ms(self.stretches[stretch].work.steady, self.saved_ns(_only(slow, which)))
 
     def normal(self, slow: Sequence[Sequence[SlowRank]]) -> Scenario:
-        rules = []
+        rules = [normal_speed(found, causes) for found, causes in self._causes(slow)]
+        return Scenario(work=tuple(rules))
+
+    def _between_ns(self, slow: Sequence[Sequence[SlowRank]]) -> Int64:
+        """Return what is saved between the steps, where nothing is replayed."""
+        saved = np.zeros(len(self.stretches[0].work.steady))
+        for found, causes in self._causes(slow):
+            saved += between_saved_ns(found, causes)
+        return np.rint(saved).astype(np.int64)
+
+    def _causes(self, slow: Sequence[Sequence[SlowRank]]) -> Iterator[tuple[SlowRanks, dict[int, list[str]]]]:
+        """Yield the stretches with slow ranks, and what each stands out in."""
         for found, own in zip(self.stretches, slow, strict=True):
             causes: dict[int, list[str]] = {}
             for one in own:
                 causes.setdefault(one.rank, []).append(one.beyond)
             if causes:
-                rules.append(normal_speed(found, causes))
-        return Scenario(work=tuple(rules))
+                yield found, causes
 
 
 def _only(slow: Sequence[Sequence[SlowRank]], which: Collection[_RankAspect]) -> list[tuple[SlowRank, ...]]:

@@ -201,6 +201,13 @@ class WorkStatistics:
         """Return the pauses of one kind of PAUSES in each step that counts, shape (ranks, steps)."""
         return self.of_steps.pauses_ns[cause][:, self.steady].astype(np.float64)
 
+    def between_ns(self, cause: str) -> Float64:
+        """Return the pauses of one kind between each step that counts and the one before, shape (ranks, steps)."""
+        known = self.of_steps.between.pauses_ns.get(cause)
+        return (
+            np.zeros((len(self.ranks), self.num_steps)) if known is None else known[:, self.steady].astype(np.float64)
+        )
+
     def pauses_ns_of_run(self, cause: str) -> Float64:
         """Return the pauses in all steps of the run but the warm-up, even if this is one of its stretches."""
         counted = warmed_up(self.run, self.of_steps)

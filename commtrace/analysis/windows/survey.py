@@ -18,6 +18,7 @@ from commtrace.analysis.clocks.causality import MOST_MESSAGES
 from commtrace.analysis.clocks.fit import MOST_ENDS, Thinned, least_power, multiples
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.matching.operations import SYNCHRONISING, replayed_rows, unfinished_ids
+from commtrace.analysis.matching.stages import Flow, FlowFinder, with_classes
 from commtrace.analysis.steps.attempts import Repetitions
 from commtrace.analysis.windows.step_axis import StepAxis
 from commtrace.errors import RunNotFoundError
@@ -80,6 +81,7 @@ class RankSurvey:
     messages: Thinned  # likewise
     rows_of_step: RowsOfSteps
     counts: RowCounts
+    flow: Flow
     repeated: Repetitions
     names: list[str]  # by code
     problems: tuple[str, ...]
@@ -132,6 +134,8 @@ def survey_run(files: RunFiles, executor: Executor | None = None) -> Survey:
     problems += missing_ranks(traces, directory)
     problems += [sentence for one in ranks.values() for sentence in missing_segments([*one.segments], one.trace)]
     outline = Run(directory, traces, names, tuple(map(printable, problems)))
+    outline = with_classes(outline, {rank: one.flow for rank, one in ranks.items()})
+    ranks = {rank: replace(one, trace=outline.ranks[rank]) for rank, one in ranks.items()}
     return Survey(
         outline=outline,
         ranks={rank: one.for_windows() for rank, one in ranks.items()},
@@ -185,6 +189,7 @@ class _Collected:
     messages: Thinned = field(default_factory=Thinned.none)
     rows_of_step: list[RowsOfSteps] = field(default_factory=list)
     counts: RowCounts = field(default_factory=lambda: RowCounts({}, 0))
+    flow: FlowFinder = field(default_factory=FlowFinder)
     details: dict[int, str] = field(default_factory=dict)
     last_written_ns: int | None = None
 
@@ -201,6 +206,7 @@ class _Collected:
         _append(self.outline, outline)
         self.rows_of_step.append(RowsOfSteps.of(spans))
         self.counts += RowCounts.of(spans)
+        self.flow.add(spans, self.names)
         self._keep_for_clocks(spans, trace)
         self.details.update(trace.details)
         self._place(Spans.concatenate([self.waiting, spans]))
@@ -226,6 +232,7 @@ class _Collected:
             messages=replace(self.messages, spans=repeated.renumber(self.messages.spans)),
             rows_of_step=RowsOfSteps.sum(self.rows_of_step),
             counts=self.counts,
+            flow=self.flow.found,
             repeated=repeated,
             names=self.names,
             problems=tuple(problems),

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -17,10 +18,11 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from commtrace.analysis.replay.step_statistics import Traffic
+from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.costs import Occurrence
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
 from commtrace.analysis.stragglers.normal import PAST, Usual, Work
-from commtrace.analysis.stragglers.pauses import PausesOf, judge_pauses
+from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
 from commtrace.analysis.stragglers.places import Place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import MEANT
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
@@ -133,18 +135,20 @@ class PauseMemory:
         mean = np.array([sum(own) for own in pauses]) / np.maximum(steps, 1)
         duration = np.array([one.duration_ns for one in reports], np.float64)
         _, host = np.unique([one.host for one in reports], return_inverse=True)
-        judged = judge_pauses(
-            Work(
-                rank=np.array([one.rank for one in reports], np.int64),
-                peers=np.array([one.stage for one in reports], np.int64),
-                host=host.reshape(-1).astype(np.int64),
-                total_ns=mean,
-                error_ns=np.zeros(len(mean)),
-                scale_ns=duration,
-            ),
-            [PausesOf(own, count) for own, count in zip(pauses, steps.tolist(), strict=True)],
-            meant=WORK[kind] in MEANT,
+        work = Work(
+            rank=np.array([one.rank for one in reports], np.int64),
+            peers=np.array([one.stage for one in reports], np.int64),
+            host=host.reshape(-1).astype(np.int64),
+            total_ns=mean,
+            error_ns=np.zeros(len(mean)),
+            scale_ns=duration,
         )
+        if WORK[kind] in MEANT:
+            judged = judge_on_purpose(work, self._by_step(reports, kind, int(steps.max())))
+        else:
+            judged = judge_pauses(
+                work, [PausesOf(own, count) for own, count in zip(pauses, steps.tolist(), strict=True)]
+            )
         slow = [at for at in np.flatnonzero(judged.is_slow).tolist() if self._lasts(int(judged.rank[at]), kind)]
         members = [
             RankPauses(int(judged.rank[at]), WORK[kind], float(mean[at]), float(judged.normal_ns[at])) for at in slow
@@ -170,6 +174,15 @@ class PauseMemory:
         when = Occurrence(tuple(sorted(lost_ns)), total_ns, steps)
         windows = max(self._windows_since_first(one.rank, kind) for one in members)
         return SlowPauses(place, WORK[kind], tuple(members), cost_ns, spread, when, windows)
+
+    def _by_step(self, reports: Sequence[WindowReport], kind: int, num_steps: int) -> Float64:
+        """Return the pauses of each rank in each remembered step, ns; steps without one are at the end."""
+        struck = sorted({pause.step for one in reports for pause in self._pauses(one.rank, kind)})
+        by_step = np.zeros((len(reports), max(num_steps, len(struck))))
+        for row, one in enumerate(reports):
+            for pause in self._pauses(one.rank, kind):
+                by_step[row, bisect_left(struck, pause.step)] = pause.ns
+        return by_step
 
     def _pauses(self, rank: int, kind: int) -> list[Pause]:
         return [pause for own in self._windows[rank] for pause in own.pauses if pause.work == kind]

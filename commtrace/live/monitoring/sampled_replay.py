@@ -16,10 +16,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.matched import match_run
+from commtrace.analysis.replay.between_steps import CHECKPOINT
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario, replay_of
-from commtrace.analysis.replay.step_statistics import CHECKPOINT, PAUSES, StepStatistics
+from commtrace.analysis.replay.step_statistics import PAUSES, StepStatistics
 from commtrace.analysis.steps.choice import Window
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase

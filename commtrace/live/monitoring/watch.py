@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.matching.stages import Flow, classes_of, not_told
 from commtrace.analysis.stragglers.advice import next_step
 from commtrace.analysis.stragglers.evidence import (
     DeviceEvidence,
@@ -59,6 +60,7 @@ class _Record:
     host: str
     heard_at: float
     window: int = -1
+    steps: int = 0  # that it has reported
     suspected: int = 0  # windows in a row in which it was beyond normal, or was named and is not clear yet
     unsuspected: int = 0
     slow: SlowNow | None = None  # the newest observation; None while it is not suspected
@@ -106,6 +108,8 @@ class Watch:
         self.window = -1  # the newest one; −1 before the first
         self.work_ns: Mapping[int, float] = {}  # typical per step in it, by stage with several ranks
         self.peers_missing = False  # a rank is alone at its stage
+        self.classes: Mapping[int, int] = {}  # of the work of ranks, in a pipeline whose stages nobody told
+        self._flows: dict[int, Flow] = {}
         self._world_size = world_size
         self._seconds = seconds
         self._records: dict[int, _Record] = {}
@@ -149,11 +153,20 @@ class Watch:
         for report in news:
             record = self._records.setdefault(report.rank, _Record(report.host, now))
             record.window, record.heard_at, record.has_ended = report.window, now, report.ended
+            record.steps += report.steps
             record.device_model = report.device_model or record.device_model
             record.device_states.extend((now, state) for state in report.device_states)
-        stepping = [report for report in news if report.steps and not report.ended]
+        stepping = self._with_classes([report for report in news if report.steps and not report.ended])
         events = self._judge(stepping, now) if stepping else []
         return [*events, *self._listen(now)]
+
+    def _with_classes(self, reports: Sequence[WindowReport]) -> Sequence[WindowReport]:
+        """Return the reports with the class of each rank's work as its stage, if messages show one."""
+        self._flows.update((report.rank, report.flow) for report in reports)
+        self.classes = classes_of(self._flows)
+        if not self.classes:
+            return reports
+        return [replace(report, stage=self.classes[report.rank]) for report in reports]
 
     def _is_new(self, report: WindowReport) -> bool:
         known = self._records.get(report.rank)
@@ -167,15 +180,18 @@ class Watch:
         for place in np.flatnonzero(table.is_normal).tolist():
             self._records[reports[place].rank].healthy_ns = float(table.total[place])
         no_peers = not table.has_peers and len(reports) == self._world_size > 1
-        self._undecided.see((NO_PEERS,) if no_peers else table.judged.undecided)
+        why = (not_told(self.classes),) if self.classes else (NO_PEERS,) if no_peers else ()
+        self._undecided.see((*why, *table.judged.undecided))
         for index, report in enumerate(reports):
             self._places[report.rank] = Place(report.host, report.tensor_group)
             if table.is_known[index]:  # else it has no peer: the last judgement stands
                 self._suspect(self._records[report.rank], table, index, report.first_step, now)
         priced = self._replayed(reports, table, now)
         device = "GPU" if any(report.on_gpu for report in reports) else "rank"
-        events = self._ranks.join(self._slow_sets(), now, device)
-        pauses = [self._paused(one, now) for one in self._memory.take(reports)]
+        # Of fewer steps, the noise between them is not known, as in a recording.
+        are_enough = min(self._records[report.rank].steps for report in reports) >= Thresholds().fewest_steps
+        events = self._ranks.join(self._slow_sets() if are_enough else [], now, device)
+        pauses = [self._paused(one, now) for one in self._memory.take(reports) if are_enough]
         events += self._pauses.join(pauses, now, device)
         if priced is not None:
             self._undecided_of_steps.see(priced.undecided, self._replay.windows)

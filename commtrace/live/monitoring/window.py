@@ -10,6 +10,7 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 from msgspec import Meta
 
+from commtrace.analysis.matching.stages import MOST_GROUPS, Flow
 from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.places import tensor_group_of
@@ -17,7 +18,7 @@ from commtrace.live.monitoring.findings import MOST_MEANS, JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
-from commtrace.live.monitoring.wire_types import Count, Duration, Number, Rank, Text, WindowNumber
+from commtrace.live.monitoring.wire_types import Count, Duration, Key, Number, Rank, Text, WindowNumber
 from commtrace.live.rank import MOST_READINGS, LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace.metadata import DeviceState
@@ -79,6 +80,13 @@ class WindowReport:
     device_model: Text = ""  # empty without readings
     # readings since the last window
     device_states: Annotated[tuple[DeviceState, ...], Meta(max_length=MOST_READINGS)] = ()
+    # what its messages say of its place in a pipeline, if no framework tells the stage: see matching.stages.Flow
+    sender: Number = -1
+    groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS)] = ()
+
+    @property
+    def flow(self) -> Flow:
+        return Flow(self.sender, self.groups)
 
     @property
     def steady_ns(self) -> list[float]:
@@ -155,6 +163,7 @@ class Window:
         steps: list[StepSummary] = []
         if len(self._steps) >= _FEWEST_STEPS:
             steps, self._steps = self._steps, []
+        stage, flow = self._rank.told_stage, self._rank.flow
         step_times, device_states = tuple(self._times), self._rank.take_device_states()
         self._times.clear()
         work = np.array([work_of(step) for step in steps], np.int64).reshape(len(steps), len(WORK))
@@ -162,8 +171,10 @@ class Window:
         return WindowReport(
             rank=self._rank.rank,
             host=self._rank.metadata.node,
-            stage=int(self._rank.marks.coordinates.get("pp", 0)),
+            stage=stage or 0,
             window=number,
+            sender=flow.sender if stage is None else -1,
+            groups=flow.groups if stage is None else (),
             steps=len(steps),
             last_step=self._last_step,
             age_ns=max(now_ns - self._last_end_ns, 0) if self._last_end_ns else 0,

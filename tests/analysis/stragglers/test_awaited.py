@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.matching.match import match
 from commtrace.analysis.stragglers import awaited
 from commtrace.analysis.stragglers.awaited import awaited_totals
+from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.summary import summarise
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, span, stall
@@ -65,10 +67,43 @@ def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
 
 
 def test_a_collection_of_garbage_that_happened_once_is_told_once() -> None:
-    sentence = summarise(job({5: ("gc", 2_200)})).verdict
+    sentence = summarise(job({5: ("gc", 2_200)}, num_steps=9)).verdict
 
     assert "once, in step 5: 2.2 s" in sentence
     assert "every step" not in sentence
+
+
+def test_of_seven_steps_no_sentence_names_a_rank() -> None:
+    summary = summarise(job({5: ("gc", 2_200)}))
+
+    assert "too few steps: 7" in summary.abstentions[0]
+    said = " ".join((summary.verdict, *summary.abstentions))
+    assert "rank 0" not in said.lower()
+    assert [one.stands_out for one in summary.awaited] == [False]
+
+
+def test_work_that_is_long_in_few_steps_is_compared_in_these() -> None:
+    """Before a reduction that only every fourth step has, rank 0 works 40 ms longer."""
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    now, number = 0, 0
+    for step in range(16):
+        is_longer = step % 4 == 3
+        arrive = {0: now + (60 if is_longer else 20) * MS, 1: now + 20 * MS}
+        end = max(arrive.values()) + (10 * MS if is_longer else 0)
+        for rank, own in rows.items():
+            own.append(span("step", now, end, step=step))
+            own.append(span("forward", now, now + 20 * MS, step=step))
+            if is_longer:
+                reduction = collective("all_reduce", DP, number, arrive[rank], end, step=step, id=step)
+                own += [reduction, stall(reduction, arrive[rank], end, step=step)]
+        now, number = end, number + is_longer
+    run = make_run(rows, [DP])
+
+    findings = find_stragglers(run, match(run))
+
+    assert findings.verdicts == ()
+    assert "in 4 of 15 steps: 60.0 against 20.0 ms, medians over these steps" in findings.waited_for
+    assert "over all steps the medians are 20.0 and 20.0 ms" in findings.waited_for
 
 
 def test_of_the_time_before_the_step_before_nothing_is_told() -> None:
@@ -153,8 +188,8 @@ def test_work_of_a_few_steps_is_counted_and_no_median_over_others_is_made_of_it(
     words = awaited._rarely_longer(cast(Any, work), 0, 0.03)
 
     assert words == (
-        "Its own work takes longer than that of the ranks that do the same in 6 of 30 steps, by 92% in the mean over "
-        "all steps; the medians over all steps are 22.2 and 22.0 ms."
+        "Its own work takes longer than that of the ranks that do the same in 6 of 30 steps: 122.0 against 22.0 ms, "
+        "medians over these steps; over all steps the medians are 22.2 and 22.0 ms."
     )
     always = SimpleNamespace(**{**vars(work), "work_ns": np.array([usual * 1.5, usual])})
     assert awaited._rarely_longer(cast(Any, always), 0, 0.03) == ""

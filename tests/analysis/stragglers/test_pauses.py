@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.stragglers.normal import Work
-from commtrace.analysis.stragglers.pauses import PausesOf, chance_of_so_many, judge_pauses
+from commtrace.analysis.stragglers.pauses import PausesOf, chance_of_so_many, judge_on_purpose, judge_pauses
 
 MS = 1e6
 NONE = PausesOf((), 60)
 
 
-def slow(*pauses: tuple[float, ...], meant: bool = False) -> list[int]:
+def slow(*pauses: tuple[float, ...]) -> list[int]:
     """Who is slow of ranks that do the same work in 60 steps of half a second; of each the ms of its pauses."""
     of_ranks = [PausesOf(tuple(ms * MS for ms in own), 60) for own in pauses]
     count = len(of_ranks)
@@ -26,7 +26,7 @@ def slow(*pauses: tuple[float, ...], meant: bool = False) -> list[int]:
         error_ns=np.zeros(count),
         scale_ns=np.full(count, 500 * MS),
     )
-    return judge_pauses(work, of_ranks, meant=meant).slow_ranks
+    return judge_pauses(work, of_ranks).slow_ranks
 
 
 def test_the_chance_that_all_pauses_hit_one_rank() -> None:
@@ -49,9 +49,39 @@ def test_so_many_pauses_of_one_rank_and_of_no_other_are_no_chance(ranks: int, fe
         assert slow(*[()] * (ranks - 1), (500.0,) * count) == ([ranks - 1] if count == fewest else [])
 
 
-def test_what_is_meant_is_named_at_once() -> None:
-    assert slow((), (8_000.0,), (), meant=True) == [1]
+def slow_on_purpose(*pauses: tuple[float, ...]) -> list[int]:
+    """Who is slow of ranks that do the same work in 60 steps of half a second; of each the ms in the first steps."""
+    of_steps = np.zeros((len(pauses), 60))
+    for row, own in enumerate(pauses):
+        of_steps[row, : len(own)] = np.array(own) * MS
+    count = len(pauses)
+    work = Work(
+        rank=np.arange(count),
+        peers=np.zeros(count, np.int64),
+        host=np.zeros(count, np.int64),
+        total_ns=of_steps.mean(axis=1),
+        error_ns=np.zeros(count),
+        scale_ns=np.full(count, 500 * MS),
+    )
+    return judge_on_purpose(work, of_steps).slow_ranks
+
+
+def test_what_one_rank_does_alone_and_on_purpose_is_named_at_once() -> None:
+    assert slow_on_purpose((), (8_000.0,), ()) == [1]
     assert slow((), (8_000.0,), ()) == []
+
+
+def test_what_all_do_on_purpose_is_compared_from_three_times_on() -> None:
+    longer, others = (2_400.0, 2_600.0, 2_500.0), (1_000.0, 1_010.0, 990.0)
+    assert slow_on_purpose(others[:2], longer[:2]) == []
+    assert slow_on_purpose(others, longer) == [1]
+
+
+def test_times_on_purpose_that_scatter_on_all_ranks_are_no_excess() -> None:
+    assert slow_on_purpose((1_000.0, 3_000.0, 1_500.0, 2_600.0), (2_900.0, 1_200.0, 3_100.0, 2_700.0)) == []
+    random = np.random.default_rng(7)
+    of_jobs = [slow_on_purpose(*random.normal(2_000.0, 400.0, (4, 6)).tolist()) for _ in range(200)]
+    assert sum(map(bool, of_jobs)) <= 4  # 2 %
 
 
 def test_what_costs_less_than_two_percent_of_a_step_is_not_named() -> None:

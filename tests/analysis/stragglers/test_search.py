@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from commtrace.analysis.chain import analyse
 from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
@@ -118,13 +120,15 @@ def test_a_slow_rank_is_not_told_from_noise_by_few_steps(steps: int, named: int)
     assert [too_few in sentence for sentence in findings.abstentions] == [True] * (1 - named)
 
 
-def test_garbage_collection_is_named_even_of_few_steps() -> None:
-    run = replace(JOB, steps=3, extra_forward_ns={1: 4 * MS}).run()
+def test_of_too_few_steps_nobody_is_named_not_even_for_garbage_collection() -> None:
+    run = replace(JOB, steps=8, extra_forward_ns={1: 4 * MS}).run()
 
     findings = findings_of(_with_spans_in_forwards(run, rank=1, kind="gc", duration_ns=4 * MS))
 
-    assert [verdict.cause for verdict in findings.verdicts] == ["gc"]
-    assert "too few steps: 2" in findings.abstentions[0]
+    assert (findings.verdicts, findings.waited_for) == ((), "")
+    (sentence,) = findings.abstentions
+    assert "too few steps: 7" in sentence
+    assert "rank 1" not in sentence
 
 
 def test_a_verdict_as_json() -> None:
@@ -183,10 +187,9 @@ def test_of_the_ranks_that_count_one_was_waited_for_most() -> None:
     assert re.match("Others waited longest for rank [023] on node0: ", findings.waited_for)
 
 
-def test_of_few_steps_the_rank_that_was_waited_for_is_a_hint() -> None:
+def test_the_warm_up_is_not_among_the_steps_that_would_be_needed() -> None:
     findings = findings_of(replace(JOB, steps=3, extra_forward_ns={1: 3 * MS}).run())
 
-    assert "medians over 2 steps): of so few steps a hint, no verdict." in findings.waited_for
     assert "the first step, in which everything warms up, does not count" in findings.abstentions[0]
 
 
@@ -263,3 +266,68 @@ def _with_an_evaluation_between_steps(evaluation_ms: int, saving_ms: int, slower
             ]
         now = end
     return make_run(rows, [world])
+
+
+def evaluating(rank_1_ms: Sequence[int], *, num_steps: int = 21, meets: bool = True) -> Run:
+    """Two ranks with steps of 100 ms, after every fifth of which rank 0 evaluates for 50 ms, and rank 1 as given.
+
+    They meet behind it, or in the next step, which begins with the first of them.
+    """
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    now, longest = {0: 0, 1: 0}, 0
+    events = iter(rank_1_ms)
+    for step in range(num_steps):
+        meeting = max(now.values()) + 90 * MS
+        for rank, own in rows.items():
+            reduction = collective("all_reduce", DP, step, now[rank] + 90 * MS, meeting + 10 * MS, step=step, id=step)
+            own += [
+                span("step", now[rank], meeting + 10 * MS, step=step),
+                span("forward", now[rank], now[rank] + 90 * MS, step=step),
+                reduction,
+                stall(reduction, now[rank] + 90 * MS, meeting + 10 * MS, step=step),
+            ]
+            now[rank] = meeting + 10 * MS
+        if step % 5 == 4 and (more := next(events, None)) is not None:
+            done = {0: now[0] + 50 * MS, 1: now[1] + more * MS}
+            longest = max(done.values())
+            for rank, own in rows.items():
+                end = longest if meets else done[rank]
+                own.append(span("evaluation", now[rank], end, step=-1))
+                if meets:
+                    barrier = collective("barrier", EVALUATED, step, done[rank], end, step=-1, id=1_000 + step)
+                    own += [barrier, stall(barrier, done[rank], end, step=-1)]
+                now[rank] = end
+    return make_run(rows, [DP, EVALUATED])
+
+
+DP, EVALUATED = group("dp", 0, 1), group("evaluated", 0, 1)
+
+
+def of_summary(run: Run) -> Findings:
+    analysis = analyse(run)
+    return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
+
+
+def test_what_ranks_wait_for_each_other_between_steps_counts_with_what_follows_the_last_one() -> None:
+    (verdict,) = of_summary(evaluating([250] * 4, num_steps=20)).verdicts
+
+    assert (verdict.rank, verdict.cause) == (1, "evaluation")
+    # Of 19 steps without the warm-up: four times 200 ms more than rank 0, which waits for them.
+    assert verdict.cost_ms_per_step == pytest.approx(4 * 200 / 19)
+    assert verdict.occurrence == "in 4 of 19 steps (5, 10, 15, 19): 0.8 s in all"
+    assert "4 times, by 200 ms each (median), 800 ms in all" in verdict.evidence
+    assert f"needs {4 * 250 / 19:.1f} ms per step for evaluation (mean)" in verdict.evidence
+
+
+def test_where_ranks_meet_in_the_next_step_it_costs_the_same() -> None:
+    run = evaluating([250] * 4, meets=False)
+    (verdict,) = of_summary(run).verdicts
+
+    assert (verdict.rank, verdict.cause) == (1, "evaluation")
+    assert verdict.cost_ms_per_step == pytest.approx(4 * 200 / 20)
+
+
+@pytest.mark.parametrize("rank_1_ms", [[50] * 4, [90, 30, 95, 25], [250, 250], [30, 120, 20, 110]])
+@pytest.mark.parametrize("meets", [False, True])
+def test_evaluations_that_scatter_or_are_few_name_nobody(rank_1_ms: list[int], meets: bool) -> None:
+    assert of_summary(evaluating(rank_1_ms, meets=meets)).verdicts == ()

@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from commtrace.analysis.matching.stages import Flow
 from commtrace.exporters.prometheus.metrics import MOST_OPERATIONS, RankCollector, StepTotals
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import LARGER, SIZES, Device, MessageSummary, OperationSummary, trace_id
@@ -257,6 +258,20 @@ def test_names_and_units_are_what_prometheus_recommends() -> None:
     checked = subprocess.run(command, input=text_format(registry), capture_output=True, timeout=60)
 
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_a_stage_that_nobody_told_is_a_metric_until_the_monitor_knows_its_peers() -> None:
+    live = rank()
+    live.marks.topology["coordinates"] = {}
+    assert "commtrace_unknown_stage" not in values(RankCollector(live, StepTotals()))
+    live.flow = Flow(sender=0)
+    assert values(RankCollector(live, StepTotals()))["commtrace_unknown_stage"] == 1
+    assert "peers" not in live.identity()
+    live.work_class = 3
+    assert "commtrace_unknown_stage" not in values(RankCollector(live, StepTotals()))
+    assert live.identity()["peers"] == "3"
+    live.marks.topology["coordinates"] = {"pp": 1}
+    assert {key: live.identity().get(key) for key in ("pp", "peers")} == {"pp": "1", "peers": None}
 
 
 def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs() -> None:

@@ -381,10 +381,49 @@ def test_a_slow_rank_without_peers_in_a_window_is_not_cleared_for_that() -> None
     assert [one.rank for one in watch.stragglers] == [5]
 
 
+@pytest.mark.parametrize(("slow", "named"), [({}, []), ({3: (150, 5, 0, 5)}, [3])])
+def test_stages_that_nobody_told_are_found_from_messages(
+    slow: Mapping[int, Sequence[float]], named: Sequence[int]
+) -> None:
+    """Two pipelines of two stages, 0 to 1 and 2 to 3, whose last stages work twice as long."""
+    watch = Watch(4, SECONDS)
+    for window in range(4):
+        reports = [
+            report(
+                rank,
+                window,
+                slow.get(rank, (60, 5, 0, 5) if rank % 2 == 0 else (120, 5, 0, 5)),
+                sender=rank - 1 if rank % 2 else -1,
+                groups=(7 + rank % 2, 9),
+                duration_ns=200 * MS,
+            )
+            for rank in range(4)
+        ]
+        watch.join(reports, now=(window + 1) * SECONDS)
+
+    assert [one.rank for one in watch.stragglers] == named
+    assert watch.classes == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert any(
+        "these do the same work, and only they were compared: ranks 0, 2; ranks 1, 3" in said
+        for said in watch.abstentions
+    )
+
+
+def test_of_seven_steps_nobody_is_named() -> None:
+    watch = Watch(4, SECONDS)
+    for window in range(3):
+        reports = [
+            report(rank, window, (90, 5, 0, 5) if rank == 3 else (60, 5, 0, 5), steps=3 - (window == 0))
+            for rank in range(4)
+        ]
+        watch.join(reports, now=(window + 1) * SECONDS)
+        assert [one.rank for one in watch.stragglers] == ([3] if window == 2 else [])
+
+
 def test_windows_without_steps_change_no_verdict() -> None:
     """Steps of a minute: most windows hold none."""
     watch, events = Watch(4, SECONDS), []
-    for window in range(40):
+    for window in range(15 * 9):
         has_step = window % 15 == 14
         reports = [
             report(rank, window, (80, 5, 0, 5) if rank == 3 else (60, 5, 0, 5), steps=int(has_step))

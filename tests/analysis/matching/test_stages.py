@@ -1,0 +1,137 @@
+"""Who does the same work where no framework tells it: from the direction of messages, and from groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.matched import match_run
+from commtrace.analysis.matching.stages import Flow, classes_of
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.synth import Fault, Job, synthesize
+from commtrace.trace.run import Run
+from tests.factory import Row, group, make_run, p2p, span, stall
+
+MS = 1_000_000
+
+
+def untold(run: Run) -> Run:
+    """Return the run as a program records it that has written its parallelism by hand."""
+    ranks = {}
+    for rank, trace in run.ranks.items():
+        groups = {number: one._replace(role="unknown") for number, one in trace.groups.items()}
+        none = np.full(len(trace.spans), -1, np.int32)
+        spans = trace.spans.replace(stage=none, chunk=none, microbatch=none)
+        ranks[rank] = replace(trace, spans=spans, groups=groups, coordinates={}, parallel={}, topology={})
+    return replace(run, ranks=ranks)
+
+
+def classes(run: Run) -> Mapping[int, int | None]:
+    return {rank: trace.work_class for rank, trace in match_run(run).run.ranks.items()}
+
+
+def findings_of(run: Run) -> Findings:
+    matched = match_run(run)
+    return find_stragglers(matched.run, matched.matches)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"pp": 4}, [0, 1, 2, 3]),
+        ({"pp": 2, "dp": 2}, [0, 0, 1, 1]),
+        ({"pp": 2, "dp": 2, "schedule": "gpipe"}, [0, 0, 1, 1]),
+        ({"pp": 4, "dp": 2, "schedule": "zero-bubble"}, [0, 0, 1, 1, 2, 2, 3, 3]),
+        ({"pp": 4, "dp": 2, "chunks": 2, "microbatches": 8}, [0, 0, 1, 1, 2, 2, 3, 3]),
+        ({"pp": 2, "chunks": 2, "tp": 2, "microbatches": 4}, [0, 0, 1, 1]),
+        ({"pp": 2, "tp": 2}, [0, 0, 1, 1]),
+        ({"dp": 4}, [None] * 4),
+        ({"tp": 2, "dp": 2}, [None] * 4),
+    ],
+)
+def test_stages_are_found_from_messages(sizes: dict[str, int], expected: list[int | None]) -> None:
+    made = synthesize(Job(**{"microbatches": 4, "steps": 4, "jitter": 0.02, **sizes}))  # type: ignore[arg-type]
+
+    assert [*classes(untold(made.run)).values()] == expected
+    assert set(classes(made.run).values()) == {None}, "a framework has told them"
+
+
+@pytest.mark.parametrize("sizes", [{"pp": 2, "dp": 2}, {"pp": 4, "dp": 2}, {"pp": 4}, {"pp": 2, "dp": 4, "chunks": 2}])
+def test_a_last_stage_with_twice_the_work_is_no_straggler(sizes: dict[str, int]) -> None:
+    last = sizes["pp"] - 1
+    job = Job(
+        **{"microbatches": 4, "steps": 12, "jitter": 0.01, **sizes}, faults=(Fault.parse(f"uneven-stage={last}:2"),)
+    )  # type: ignore[arg-type]
+
+    findings = findings_of(untold(synthesize(job).run))
+
+    assert (findings.verdicts, findings.waited_for) == ((), "")
+    (sentence,) = findings.abstentions
+    assert "COMMTRACE_LAYOUT=pp=4,dp=2" in sentence
+
+
+@pytest.mark.parametrize("sizes", [{"pp": 2, "dp": 2}, {"pp": 4, "dp": 2}, {"pp": 2, "tp": 2}])
+@pytest.mark.parametrize("slow", [0, 3])
+def test_a_slow_rank_is_named_among_those_of_its_stage(sizes: dict[str, int], slow: int) -> None:
+    faults = (Fault.parse(f"uneven-stage={sizes['pp'] - 1}:2"), Fault.parse(f"slow-rank={slow}:2.5"))
+    job = Job(**{"microbatches": 4, "steps": 12, "jitter": 0.01, **sizes}, faults=faults)  # type: ignore[arg-type]
+
+    (verdict,) = findings_of(untold(synthesize(job).run)).verdicts
+
+    assert (verdict.rank, verdict.cause) == (slow, "compute")
+
+
+def ring(size: int, *, in_turns: bool) -> Run:
+    """Every rank works for 10 ms and passes something to the next one, four times in a step."""
+    world, rows = group("world", *range(size)), {rank: list[Row]() for rank in range(size)}
+    for rank, own in rows.items():
+        number = 0
+        for step in range(5):
+            begin = now = step * 100 * MS
+            for _ in range(4):
+                receives_first = in_turns and rank % 2 == 1
+                arrives = now + MS // 2
+                sends = arrives + MS // 100 if receives_first else now
+                for name, peer, start in (("send", (rank + 1) % size, sends), ("recv", (rank - 1) % size, now)):
+                    end = arrives + MS // 100 if name == "send" else arrives
+                    message = p2p(name, world, peer, number, start, max(end, start), step=step)
+                    message["id"] = 2 * number + (name == "recv")
+                    own.append(message)
+                own.append(stall(own[-1], now, arrives, step=step))
+                number += 1
+                now += 20 * MS
+            own.append(span("step", begin, begin + 100 * MS, step=step))
+    return make_run(rows, [world])
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_pass_something_round_a_ring_do_the_same_work(size: int, in_turns: bool) -> None:
+    assert set(classes(ring(size, in_turns=in_turns)).values()) == {None}
+
+
+def test_two_pipelines_in_opposite_directions_have_a_rank_of_each_end_together() -> None:
+    mirrored, others = (3,), (4,)
+    flows = {0: Flow(-1, mirrored), 1: Flow(0, others), 2: Flow(3, others), 3: Flow(-1, mirrored)}
+
+    assert classes_of(flows) == {0: 0, 1: 1, 2: 1, 3: 0}
+
+
+def test_a_group_of_several_stages_makes_them_no_peers() -> None:
+    """The first and the last stage share the embedding's weights, and all ranks the norm of the gradients."""
+    embedding, world = 5, 6
+    flows = {0: Flow(-1, (embedding, world)), 1: Flow(0, (world,)), 2: Flow(1, (embedding, world))}
+
+    assert classes_of(flows) == {0: 0, 1: 1, 2: 2}
+
+
+def test_what_feeds_a_rank_that_was_not_recorded_is_unknown() -> None:
+    """Of a rank whose place is not known nobody is a peer, though it shares a group."""
+    gradients = 3
+    flows = {1: Flow(0, (gradients,)), 3: Flow(2, (gradients,)), 5: Flow(-1, (4,))}
+
+    assert classes_of(flows) == {1: 1, 3: 2, 5: 0}
+    assert classes_of({0: Flow(1, (7,)), 1: Flow(0, (7,))}) == {0: 0, 1: 1}, "in a circle nobody is first"

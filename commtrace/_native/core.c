@@ -251,7 +251,7 @@ static PyObject *python_open_driver(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     if (device_is_held()) {
-        PyErr_SetString(PyExc_OSError, "the driver still holds the thread of an earlier recording");
+        PyErr_SetString(PyExc_BlockingIOError, "the driver still holds the thread of an earlier recording");
         return NULL;
     }
     if (!driver_open(path, reason, sizeof reason)) {

@@ -81,6 +81,7 @@ void point_release(Point);
 /* 1 if the time is known and written to ns, 0 if the device has not passed it yet, -1 if that will never be known. */
 int point_time(Point, int64_t *ns);
 int64_t point_taken_at(Point); /* 0 for a point of the host */
+int64_t point_host_ns(Point);  /* the host's time of a point just taken, also of a mark for which there was no room */
 
 bool device_is_open(void);
 bool device_is_used(int device); /* has a context, which a mark must never make */

@@ -84,7 +84,8 @@ bool current_stream(int device, Stream *stream) {
 /* ---- communications without a wait ------------------------------------------------------------------------------ */
 
 typedef struct {
-    PyObject *work; /* an address only: a Work is not kept alive */
+    PyObject *work;      /* an address only: a Work is not kept alive */
+    PyObject *reference; /* a weak one to it, as another Work may get the address; NULL where there can be none */
     Facts facts;
     Point start;
 } Pending;
@@ -97,7 +98,8 @@ static uint32_t pending_place(const void *work) {
     return (uint32_t)(((uintptr_t)work >> 4) * 0x9E3779B97F4A7C15ULL >> 40) % PENDING_PLACES;
 }
 
-static Pending *find_pending(PyObject *work) {
+/* What has the address of a Work: its communication, or one whose Work is gone. */
+static Pending *find_address(const PyObject *work) {
     if (num_pending == 0) {
         return NULL;
     }
@@ -107,6 +109,12 @@ static Pending *find_pending(PyObject *work) {
         }
     }
     return NULL;
+}
+
+static Pending *find_pending(const PyObject *work) {
+    Pending *place = find_address(work);
+    bool is_of_another = place != NULL && place->reference != NULL && PyWeakref_GetObject(place->reference) != work;
+    return is_of_another ? NULL : place;
 }
 
 static Pending take_pending(Pending *place) {
@@ -131,6 +139,7 @@ static Pending take_pending(Pending *place) {
 
 /* A communication that nobody has waited for: its end was not seen. */
 static void give_up(Pending forgotten) {
+    Py_XDECREF(forgotten.reference);
     Happening happening = {
         .facts = forgotten.facts,
         .start = forgotten.start,
@@ -144,7 +153,7 @@ static void give_up(Pending forgotten) {
 }
 
 static void forget(PyObject *work) {
-    Pending *place = find_pending(work);
+    Pending *place = find_address(work);
     if (place != NULL) {
         give_up(take_pending(place));
     }
@@ -170,11 +179,15 @@ static void remember(PyObject *work, Facts facts, Point start) {
         point_release(start);
         return;
     }
+    PyObject *reference = PyWeakref_NewRef(work, NULL);
+    if (reference == NULL) {
+        PyErr_Clear(); /* a class of Works without weak references */
+    }
     uint32_t i = pending_place(work);
     while (pending[i].work != NULL) {
         i = (i + 1) % PENDING_PLACES;
     }
-    pending[i] = (Pending){work, facts, start};
+    pending[i] = (Pending){work, reference, facts, start};
     num_pending++;
 }
 
@@ -220,7 +233,7 @@ static bool is_blocked;
 
 static void set_blocked(const Facts *facts, Point start) {
     blocked_facts = *facts;
-    blocked_since_ns = start.mark == NULL ? start.ns : start.mark->taken_at;
+    blocked_since_ns = point_host_ns(start);
     is_blocked = true;
 }
 
@@ -460,7 +473,7 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     facts->device = call.is_on_device ? call.device : NOT_APPLICABLE;
     if (call.is_on_device) {
         facts->position = group_next_position(group, facts->queue_peer, facts->device);
-        facts->launched_at = call.start.mark->taken_at;
+        facts->launched_at = point_host_ns(call.start);
     }
     facts->place = here;
     facts->kind = method->is_p2p ? P2P : COLLECTIVE;
@@ -569,6 +582,7 @@ static void after_wait(Call *call) {
         return;
     }
     Pending ended = take_pending(place);
+    Py_XDECREF(ended.reference);
     Point end = call->is_on_device ? mark_on_current_stream(ended.facts.device) : point_of_host();
     record_end(ended.facts, ended.start, call->start, end);
 }
@@ -953,6 +967,7 @@ static PyObject *python_surrender(PyObject *module, PyObject *work) {
         Py_RETURN_NONE;
     }
     Pending taken = take_pending(place);
+    Py_XDECREF(taken.reference);
     PyObject *facts = facts_to_python(&taken.facts, taken.start);
     point_release(taken.start);
     return facts;

@@ -227,7 +227,8 @@ static bool add_communication(const Happening *happening, int64_t start, int64_t
     row.timing = timing_of(happening->start, happening->end);
     row.is_unfinished = happening->is_unfinished;
     bool is_waited_for = happening->has_stall && facts->is_async && facts->device == NOT_APPLICABLE;
-    row.end_exact = !is_waited_for || end - waited_from >= SHORTEST_HOST_WAIT_NS;
+    bool was_over = is_waited_for && end - waited_from < SHORTEST_HOST_WAIT_NS;
+    row.end_exact = !happening->is_end_late && !was_over;
     if (!is_placed) {
         memcpy(place, &row, sizeof row);
         return true;

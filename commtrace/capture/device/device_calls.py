@@ -112,8 +112,8 @@ class DeviceCalls:
         if len(unwaited) > MOST_UNWAITED:
             self._ended(unwaited.popleft())
 
-    def stalled(self, call: DeviceCall, start: Mark, end: Mark) -> None:
-        """Record a stall of C++ on ``call`` and all earlier calls on the same stream."""
+    def stalled(self, call: DeviceCall, start: Mark, end: Mark, *, is_last: bool = True) -> None:
+        """Record a stall of C++ on ``call`` and all earlier calls on the same stream; the stall is the last one's."""
         tracer = self._tracer
         tracer.last_mark = end
         unwaited = self._unwaited.get(call.queue)
@@ -123,7 +123,8 @@ class DeviceCalls:
         for ended in reversed(earlier):  # The last one first: the others ended before it did.
             ended.waited_from, ended.end = start, end
             self._ended(ended)
-        tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
+        if is_last:
+            tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
     def future_taken(self, work: object) -> None:
         """Note that the future of a Work was taken, probably to be waited for instead."""
@@ -189,15 +190,16 @@ class DeviceCalls:
 
     def waited_on_a_side(self, launch: Launch, number: int, position: int, waited_from: Mark, end: Mark) -> None:
         """Note that a stream that does not compute has run, or waited for, a communication of the native part."""
-        call = self._made_of(launch, number, position)
+        call = self.made_of(launch, number, position)
         call.waited_from, call.end = waited_from, end
         self._streams.passes(end, call)
 
     def take_over(self, launch: Launch, number: int, position: int, work: object) -> None:
         """Go on with a communication of the native part, as something else than its Work is waited for."""
-        self._pending[id(work)] = (self._made_of(launch, number, position),), weakref.ref(work)
+        self._pending[id(work)] = (self.made_of(launch, number, position),), weakref.ref(work)
 
-    def _made_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
+    def made_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
+        """Return the call of a communication of the native part."""
         peer = launch.peer if launch.operation.is_p2p and launch.state.nccl.has_stream_per_pair else -1
         device: int = launch.start.device  # type: ignore[union-attr]  # it is a mark on a device
         call = DeviceCall(launch, self._clock, device, launch.state.queue(peer, device), position)
@@ -218,8 +220,8 @@ class DeviceCalls:
     def forgotten(self, call: DeviceCall) -> None:
         self._ended(call)
 
-    def mark(self) -> Mark:
-        return self._clock.mark()
+    def mark(self, device: int | None = None) -> Mark:
+        return self._clock.mark(device)
 
     def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
         tracer = self._tracer

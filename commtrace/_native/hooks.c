@@ -183,6 +183,7 @@ bool hooks_add_pending(PyObject *list) {
 
 typedef struct {
     int64_t op_id, task;
+    int recording;
     Call call;
 } Issuing;
 
@@ -203,7 +204,7 @@ static void push_issuing(int64_t op_id, int64_t task, Call call) {
         memmove(&issuing[0], &issuing[1], (MOST_ISSUING - 1) * sizeof issuing[0]);
         num_issuing--;
     }
-    issuing[num_issuing++] = (Issuing){op_id, task, call};
+    issuing[num_issuing++] = (Issuing){op_id, task, recording, call};
 }
 
 static bool pop_issuing(int64_t op_id, Issuing *popped) {
@@ -347,6 +348,7 @@ static void after_bucket(Issuing *sent, PyObject *work) {
 }
 
 static void post(const GroupHook *hook, PyObject *arguments, bool *is_slow) {
+    (void)hook;
     int64_t op_id;
     Issuing sent;
     *is_slow = true;
@@ -356,7 +358,7 @@ static void post(const GroupHook *hook, PyObject *arguments, bool *is_slow) {
     *is_slow = false;
     Call *call = &sent.call;
     PyObject *work = NULL;
-    bool is_ours = call->session == session && hook->recording == recording;
+    bool is_ours = call->session == session && sent.recording == recording;
     if (is_ours) {
         call->facts.seq = group_next_collective(call->group); /* here: what is refused takes no number */
         work = call->way == RECORD ? PyObject_GetAttr(arguments, name_work) : NULL;
@@ -373,7 +375,8 @@ static void post(const GroupHook *hook, PyObject *arguments, bool *is_slow) {
 static PyObject *hook_call(PyObject *self, PyObject *arguments, PyObject *keywords) {
     (void)keywords;
     const GroupHook *hook = (const GroupHook *)self;
-    if (hook->recording != recording || (is_inside && !watches_futures) || PyTuple_Size(arguments) != 1) {
+    if (recording == 0 || hook->recording != recording || (is_inside && !watches_futures) ||
+        PyTuple_Size(arguments) != 1) {
         Py_RETURN_NONE;
     }
     if (is_inside && hook->is_post) {
@@ -387,7 +390,7 @@ static PyObject *hook_call(PyObject *self, PyObject *arguments, PyObject *keywor
     }
     bool ends_program = error_is_for_the_job(failed);
     PyObject *nothing = NULL;
-    if (!ends_program && is_slow && hook->recording == recording) {
+    if (!ends_program && is_slow && recording != 0 && hook->recording == recording) {
         nothing = call_python(hook->slow, PyTuple_GetItem(arguments, 0), NULL, NULL);
         ends_program = nothing == NULL;
         Py_XDECREF(nothing);
@@ -537,7 +540,12 @@ static PyObject *python_take_bucket(PyObject *module, PyObject *unused) {
     return Py_BuildValue("NN", facts, bucket.work);
 }
 
-/* buckets_waited(start, end, is_stall): of a device. The last one first: the others ended before it did. */
+static bool is_behind_latest(const Facts *facts) {
+    return latest.is_known && facts->group_number == latest.facts.group_number && facts->device == latest.facts.device &&
+           facts->queue_peer == latest.facts.queue_peer;
+}
+
+/* buckets_waited(start, end, is_stall): of the communicator that has run the latest one on a device. The last one first: the others ended before it did. */
 static PyObject *python_buckets_waited(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *first, *last;
@@ -551,8 +559,14 @@ static PyObject *python_buckets_waited(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     bool has_stall = is_stall;
-    while (on_device.num > 0) {
-        Bucket bucket = take_last(&on_device);
+    uint32_t num_kept = 0; /* at the end of the ring: of other communicators */
+    for (uint32_t i = on_device.num; i-- > 0;) {
+        Bucket bucket = *bucket_at(&on_device, i);
+        if (!is_behind_latest(&bucket.facts)) {
+            num_kept++;
+            *bucket_at(&on_device, on_device.num - num_kept) = bucket;
+            continue;
+        }
         Happening happening = {
             .facts = bucket.facts,
             .place_of_stall = here,
@@ -566,6 +580,8 @@ static PyObject *python_buckets_waited(PyObject *module, PyObject *arguments) {
         has_stall = false;
         rows_add(&happening);
     }
+    on_device.first = (on_device.first + on_device.num - num_kept) % BUCKET_PLACES;
+    on_device.num = num_kept;
     point_release(start);
     point_release(end);
     Py_RETURN_NONE;
@@ -607,7 +623,7 @@ PyMethodDef hooks_functions[] = {
     {"take_bucket", python_take_bucket, METH_NOARGS,
      "Return the last bucket that goes on, which is Python's now: (facts, Work); or None."},
     {"buckets_waited", python_buckets_waited, METH_VARARGS,
-     "Record, between two marks, the wait for all buckets on a device, as a stall on the last one or not."},
+     "Record, between two marks, the wait for the latest bucket on a device and those before it; the stall is its or not."},
     {"forget_buckets", python_forget_buckets, METH_NOARGS, "Record what is over, and the rest without an end."},
     {"waits_in_cpp", python_waits_in_cpp, METH_NOARGS,
      "Return whether this thread is in a function of C++ that communicates and waits."},

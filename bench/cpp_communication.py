@@ -7,8 +7,9 @@
 it records, and after ``commtrace.stop``, because what a recording leaves behind is one of the questions. ``ddp``
 measures the CPU time of the training thread, and of all threads, of all ranks under gloo, which sleep as if a device
 computed. It records and does not in turns within one job, because two jobs differ by more than what is measured; the
-row *noise* compares plain turns with each other. One rank shows the cost without gloo's. On a machine with other work,
-``chrt -r 5`` before the command keeps that from the cores while a rank computes, at the cost of the other work.
+row *noise* compares plain turns with each other. In each turn it trains with a bucket for each layer, and with one for
+all layers: what the former takes more is the buckets', the rest the step's. One rank shows the cost without gloo's. On
+a machine with other work, ``chrt -r 5`` before the command keeps that from the cores while a rank computes.
 """
 
 from __future__ import annotations
@@ -67,32 +68,34 @@ def functional() -> list[float]:
 
 
 def ddp(options: argparse.Namespace) -> list[list[float]]:
-    """Return µs of CPU time per step of a model with one bucket per layer: plain, recording, …, plain.
+    """Return medians of µs of CPU time per step, of turns: plain, recording, …, plain.
 
-    The first list is of the training thread, the second one of all threads of this rank.
+    The lists are of a model with a bucket for each layer, of the training thread and of all threads of this rank, and
+    the same of one with a bucket for all layers.
     """
     store = FileStore(options.store, options.ranks)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.ranks)
     width = options.width
-    layers = [torch.nn.Linear(width, width, bias=False) for _ in range(options.buckets)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=width * width * 4 / 2**20 * 0.9)
-    optimizer, batch = torch.optim.SGD(model.parameters(), lr=1e-6), torch.ones(4, width)
+    megabytes = width * width * 4 / 2**20
+    models = [model_of(options, bucket_cap_mb=megabytes * cap) for cap in (0.9, 1.1 * options.buckets)]
+    batch = torch.ones(4, width)
 
-    def train(steps: int) -> None:
-        """Train on the same batch again and again."""
-        for _ in range(steps):
-            time.sleep(options.sleep_ms / 1000)
-            optimizer.zero_grad()
-            model(batch).sum().backward()
-            optimizer.step()
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+        """Return µs of CPU time of a step on the same batch: of this thread, and of all."""
+        time.sleep(options.sleep_ms / 1000)
+        start, start_of_all = time.thread_time_ns(), time.process_time_ns()
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        return (time.thread_time_ns() - start) / 1000, (time.process_time_ns() - start_of_all) / 1000
 
-    def phase() -> tuple[float, float]:
-        """Return µs of CPU time per step: of this thread, and of all."""
-        train(WARM_UP_STEPS)
-        steps, start, start_of_all = options.steps // options.turns, time.thread_time_ns(), time.process_time_ns()
-        train(steps)
-        taken, taken_of_all = time.thread_time_ns() - start, time.process_time_ns() - start_of_all
-        return taken / steps / 1000, taken_of_all / steps / 1000
+    def phase() -> list[float]:
+        """Return means of the middle half of the steps, by model and by threads."""
+        figures = []
+        for model, optimizer in models:
+            steps = [step(model, optimizer) for _ in range(WARM_UP_STEPS + options.steps // options.turns)]
+            figures += [middle(column) for column in zip(*steps[WARM_UP_STEPS:], strict=True)]
+        return figures
 
     phase()
     figures = [phase()]
@@ -104,6 +107,19 @@ def ddp(options: argparse.Namespace) -> list[list[float]]:
             commtrace.stop()
         figures.append(phase())
     return [list(column) for column in zip(*figures, strict=True)]
+
+
+def model_of(options: argparse.Namespace, bucket_cap_mb: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a model, and its optimizer."""
+    layers = [torch.nn.Linear(options.width, options.width, bias=False) for _ in range(options.buckets)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-6)
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the mean of the middle half: what the system takes now and then is no part of a step."""
+    ordered = sorted(values)
+    return statistics.mean(ordered[len(ordered) // 4 : -(len(ordered) // 4) or None])
 
 
 def run(options: argparse.Namespace) -> list[Any]:
@@ -131,23 +147,25 @@ def print_functional(options: argparse.Namespace) -> None:
 def print_ddp(options: argparse.Namespace) -> None:
     """Print ratios of turns to the mean of their neighbours, and what a bucket costs."""
     ranks, steps = run(options), options.steps // options.turns
-    print(f"CPU time of {options.ranks} gloo ranks, {options.buckets} buckets, {options.turns} turns of {steps} steps;")
+    print(f"{options.ranks} gloo ranks, {options.buckets} buckets, {options.turns} turns of {steps} steps; µs per step")
     for thread, name in enumerate(("training thread", "all threads")):
-        figures = [sum(turns) for turns in zip(*(rank[thread] for rank in ranks), strict=True)]
-        print_turns(name, figures, options.ranks * options.buckets)
-
-
-def print_turns(name: str, figures: Sequence[float], num_buckets: int) -> None:
-    """Print what recording turns take beside the plain ones before and after them, which are every other one."""
-    print(f"{name}: plain {statistics.median(figures[::2]) / num_buckets:.1f} µs per bucket")
-    for row, first, apart in (("recording", 1, 1), ("noise", 2, 2)):
-        beside = [
-            (figures[turn], (figures[turn - apart] + figures[turn + apart]) / 2)
-            for turn in range(first, len(figures) - apart, 2)
-        ]
-        ratios = [value / mean for value, mean in beside]
-        added = [(value - mean) / num_buckets for value, mean in beside]
-        print(f"    {row:10} × {quartiles(ratios, '.3f')}   µs per bucket {quartiles(added, '+.1f')}")
+        many, one = ([sum(turns) / len(ranks) for turns in zip(*(rank[index] for rank in ranks), strict=True)]
+                     for index in (thread, 2 + thread))  # fmt: skip
+        print(f"{name}: plain {statistics.median(many[::2]):.0f}, with one bucket {statistics.median(one[::2]):.0f}")
+        # A recording turn lies between two plain ones; a plain turn is compared with the plain ones beside it.
+        for row, first, apart in (("recording", 1, 1), ("noise", 2, 2)):
+            turns = range(first, len(many) - apart, 2)
+            added, added_to_one = (
+                [figures[turn] - (figures[turn - apart] + figures[turn + apart]) / 2 for turn in turns]
+                for figures in (many, one)
+            )
+            ratios = [many[turn] / (many[turn] - more) for turn, more in zip(turns, added, strict=True)]
+            per_bucket = [(more - of_one) / (options.buckets - 1)
+                          for more, of_one in zip(added, added_to_one, strict=True)]  # fmt: skip
+            print(
+                f"    {row:10} × {quartiles(ratios, '.3f')}   with one bucket {quartiles(added_to_one, '+.0f')}   "
+                f"each further one {quartiles(per_bucket, '+.1f')}"
+            )
 
 
 def quartiles(values: Sequence[float], form: str) -> str:

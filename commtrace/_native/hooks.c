@@ -525,19 +525,18 @@ static PyObject *python_latest_bucket(PyObject *module, PyObject *task) {
     return facts == NULL ? NULL : Py_BuildValue("NL", facts, (long long)latest.end_ns);
 }
 
-static PyObject *python_take_bucket(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    if (on_host.num == 0) {
+static PyObject *python_take_bucket(PyObject *module, PyObject *id) {
+    (void)module;
+    long long number = PyLong_AsLongLong(id);
+    if (number == -1 && PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    if (on_host.num == 0 || bucket_at(&on_host, on_host.num - 1)->facts.id != number) {
         Py_RETURN_NONE;
     }
     Bucket bucket = take_last(&on_host);
-    PyObject *facts = facts_to_python(&bucket.facts, bucket.start);
     point_release(bucket.start);
-    if (facts == NULL) {
-        Py_DECREF(bucket.work);
-        return NULL;
-    }
-    return Py_BuildValue("NN", facts, bucket.work);
+    return bucket.work;
 }
 
 static bool is_behind_latest(const Facts *facts) {
@@ -620,8 +619,8 @@ PyMethodDef hooks_functions[] = {
     {"latest_bucket", python_latest_bucket, METH_O,
      "Return the last bucket of a backward pass: (facts, when it was seen to be over or 0); None if that is not the "
      "latest pass."},
-    {"take_bucket", python_take_bucket, METH_NOARGS,
-     "Return the last bucket that goes on, which is Python's now: (facts, Work); or None."},
+    {"take_bucket", python_take_bucket, METH_O,
+     "Return the Work of the last bucket, which is Python's now; None if that is over, or not the one with this id."},
     {"buckets_waited", python_buckets_waited, METH_VARARGS,
      "Record, between two marks, the wait for the latest bucket on a device and those before it; the stall is its or not."},
     {"forget_buckets", python_forget_buckets, METH_NOARGS, "Record what is over, and the rest without an end."},

@@ -185,7 +185,12 @@ static void after_wait(Call *call) {
 
 /* ---- the callable ------------------------------------------------------------------------------------------------ */
 
+static bool is_released(const Operator *operator) { return operator->capture == NULL || operator->capture == Py_None; }
+
 static PyObject *call_capture(const Operator *operator, PyObject *arguments, PyObject *keywords) {
+    if (is_released(operator)) { /* since the call began */
+        return PyObject_Call(operator->original, arguments, keywords);
+    }
     PyObject *named = keywords == NULL ? PyDict_New() : keywords, *result = NULL;
     if (named != NULL) {
         result = call_python(operator->capture, operator->original, arguments, named);
@@ -223,7 +228,7 @@ static void finish(const Operator *operator, Call *call, PyObject *result) {
 
 static PyObject *operator_call(PyObject *self, PyObject *arguments, PyObject *keywords) {
     const Operator *operator = (const Operator *)self;
-    if (operator->capture == NULL || operator->capture == Py_None) {
+    if (is_released(operator)) {
         return PyObject_Call(operator->original, arguments, keywords);
     }
     Call call = before(operator, arguments, keywords);

@@ -507,6 +507,9 @@ def test_a_clock_is_not_off_because_another_thread_closes_the_device(device: Bar
     device.configure(times_devices=True, **clock.of_torch)
     device.resolved(clock.mark(0))
     driver.hold("cuEventQuery")
+    clock.mark(0)
+    while not driver.held_calls():
+        time.sleep(0.001)
     closing = threading.Thread(target=device.core.close_device, args=(10_000,))
     closing.start()
     while device.core.device_state()[0]:

@@ -159,6 +159,21 @@ def test_once_nothing_captures_calls_are_passed_on(operators: Operators) -> None
     assert (operators.uncommon, operators.core.counters.launched) == ([], 0)
 
 
+def test_a_recording_may_end_before_a_call_is_pythons(operators: Operators) -> None:
+    all_reduce = operators.all_reduce(itself)
+
+    def end() -> int:
+        all_reduce.capture = None
+        return 1
+
+    operators.core.core.configure_operators(
+        failed=operators.core.errors.append, resolve_group=str, has_function=lambda _tensor: False, num_modes=end,
+        is_transformed=lambda _tensor: False, pending={}, forget_result=str,
+    )  # fmt: skip
+    assert all_reduce(tensor(8, "cpu"), "sum", "0").nbytes == 8
+    assert operators.uncommon == []
+
+
 def test_an_operator_looks_like_its_original(operators: Operators) -> None:
     def original(*_arguments: object) -> None:
         """What it does."""
@@ -392,11 +407,11 @@ def test_buckets_are_asked_in_order_whether_they_are_over(hooks: Hooks) -> None:
     assert (facts[3:5], end) == ((3, 32), 0)
     assert hooks.core.core.latest_bucket(2) is None
 
-    known, work = hooks.core.core.take_bucket()
-    assert (known[4], work) == (32, last)
+    assert hooks.core.core.take_bucket(facts[0] - 1) is None
+    assert hooks.core.core.take_bucket(facts[0]) is last
     hooks.core.core.forget_buckets()
     assert ends(hooks) == [(24, False, True)]
-    assert hooks.core.core.take_bucket() is None
+    assert hooks.core.core.take_bucket(facts[0]) is None
     assert references(hooks.core) == before
 
 

@@ -178,9 +178,9 @@ class CppCalls:
         if is_on_device(launch.start):
             return NativeBucket(launch, facts.id)
         bucket = HostCall(launch, facts.id, end)
-        taken = None if end else self._native.core.take_bucket()
-        if taken is not None:
-            self.complete(bucket, taken[1], stalls_until_end=False)
+        work = None if end else self._native.core.take_bucket(facts.id)
+        if work is not None:
+            self.complete(bucket, work, stalls_until_end=False)
         return bucket
 
     def _call_back(self) -> None:

@@ -13,10 +13,16 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.nn.parallel import DistributedDataParallel
 
 from commtrace import _native
 from commtrace.capture.collectives import ddp_reducer
-from commtrace.capture.collectives.cpp_communication import HookedOperation, OwnRank, ProcessGroupHooks
+from commtrace.capture.collectives.cpp_communication import (
+    HookedOperation,
+    OwnRank,
+    ProcessGroupHooks,
+    capture_of_cpp,
+)
 from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.operations import HOOKED_OPERATIONS
@@ -342,3 +348,57 @@ def check(backend: str, program: list[Any]) -> None:
 @given(program=PROGRAMS)
 def test_both_engines_record_the_same(backend: str, program: list[Any]) -> None:
     check(backend, program)
+
+
+def on_the_host(monkeypatch: pytest.MonkeyPatch, engine: str) -> tuple[Counter[tuple[object, ...]], list[str]]:
+    """Return what torch's own operators, hooks and reducer make one engine record, without times."""
+    monkeypatch.setattr(Recording, "engine", engine)
+    recording = Recording()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    captured = capture_of_cpp(recording.tracer)
+    functions: Any = torch.ops._c10d_functional
+    with recording.capturing():
+        captured.install()
+        try:
+            name = dist.distributed_c10d._get_default_group().group_name
+            layers = [torch.nn.Linear(8, 8, bias=False) for _ in range(3)]
+            model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=8 * 8 * 4 / 2**20 * 0.9)
+            for step in range(3):
+                recording.tracer.begin_step()
+                model(torch.ones(1, 8)).sum().backward()
+                results = [
+                    functions.all_reduce(torch.ones(2), "sum", name),
+                    functions.all_gather_into_tensor.default(torch.ones(3), 1, name),
+                    functions.reduce_scatter_tensor(torch.ones(4, dtype=torch.int64), "sum", 1, group_name=name),
+                    functions.broadcast(torch.ones(5), 0, name),
+                    functions.all_to_all_single(torch.ones(6), [6], [6], name),
+                    *functions.all_reduce_coalesced([torch.ones(7), torch.ones(8)], "sum", name),
+                ]
+                recording.tracer.begin_step()
+                for result in results[: len(results) - step]:
+                    functions.wait_tensor(result)
+                with pytest.raises(RuntimeError):
+                    functions.all_reduce(torch.ones(2), "no such reduction", name)
+                dist.all_reduce(torch.ones(9))
+            recording.tracer.completions.wait(5)
+        finally:
+            captured.uninstall()
+    recording.tracer.finish()
+    dist.destroy_process_group()
+    rows = recording.rows()
+    numbers = {row.id: (row.seq, row.op_in_seq) for row in rows if row.id >= 0}
+    # Whether the last bucket was over before the wait for it is chance: then nothing was stalled.
+    buckets = {row.id for row in rows if row.bytes >= 8 * 8 * 4}
+    cleared = {"start": 0, "end": 0, "end_exact": True, "id": -1, "stalled_on": -1}
+    comparable = [row for row in rows if row.kind != schema.STEP and row.stalled_on not in buckets]
+    return Counter((numbers.get(row.stalled_on), *row._replace(**cleared)) for row in comparable), recording.warnings()
+
+
+@pytest.mark.skipif(_native.load()[0] is None, reason="the native part was not built")
+def test_both_engines_record_the_same_of_torch_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    python_rows, python_warnings = on_the_host(monkeypatch, "python")
+    native_rows, native_warnings = on_the_host(monkeypatch, "native")
+
+    assert list((python_rows - native_rows).elements()) == list((native_rows - python_rows).elements()) == []
+    assert (python_warnings, native_warnings) == ([], [])
+    assert python_rows.total() > 3 * 10

@@ -1,13 +1,15 @@
 """What communication that C++ starts costs: functional collectives, and the buckets of DistributedDataParallel.
 
     python bench/cpp_communication.py functional
-    python bench/cpp_communication.py ddp [--ranks 4] [--buckets 10] [--steps 300] [--sleep-ms 9]
+    python bench/cpp_communication.py ddp [--ranks 4] [--buckets 10] [--width 256] [--steps 600] [--sleep-ms 9]
 
 ``functional`` measures the calling thread on torch's fake backend, in new processes: before ``commtrace.start``, while
 it records, and after ``commtrace.stop``, because what a recording leaves behind is one of the questions. ``ddp``
-measures the CPU time of all threads of all ranks under gloo, which sleep as if a device computed. It records and does
-not in turns within one job, because two jobs differ by more than what is measured. One rank shows the cost without
-gloo's.
+measures the CPU time of the training thread, and of all threads, of all ranks under gloo, which sleep as if a device
+computed. It records and does not in turns within one job, because two jobs differ by more than what is measured; the
+row *noise* compares plain turns with each other. In each turn it trains with a bucket for each layer, and with one for
+all layers: what the former takes more is the buckets', the rest the step's. One rank shows the cost without gloo's. On
+a machine with other work, ``chrt -r 5`` before the command keeps that from the cores while a rank computes.
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ import commtrace
 
 CALLS = 2_000
 BURSTS = 7
-WIDTH = 256
 WARM_UP_STEPS = 5
 OPENING_SECONDS = 1.0
 """What it costs to open the files, once in a job, is not a bucket's."""
@@ -66,28 +67,35 @@ def functional() -> list[float]:
     return [*figures, phase()]
 
 
-def ddp(options: argparse.Namespace) -> list[float]:
-    """Return µs of this rank's CPU time per step of a model with one bucket per layer: plain, recording, …, plain."""
+def ddp(options: argparse.Namespace) -> list[list[float]]:
+    """Return medians of µs of CPU time per step, of turns: plain, recording, …, plain.
+
+    The lists are of a model with a bucket for each layer, of the training thread and of all threads of this rank, and
+    the same of one with a bucket for all layers.
+    """
     store = FileStore(options.store, options.ranks)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.ranks)
-    layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(options.buckets)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=WIDTH * WIDTH * 4 / 2**20 * 0.9)
-    optimizer, batch = torch.optim.SGD(model.parameters(), lr=1e-6), torch.ones(4, WIDTH)
+    width = options.width
+    megabytes = width * width * 4 / 2**20
+    models = [model_of(options, bucket_cap_mb=megabytes * cap) for cap in (0.9, 1.1 * options.buckets)]
+    batch = torch.ones(4, width)
 
-    def train(steps: int) -> None:
-        """Train on the same batch again and again."""
-        for _ in range(steps):
-            time.sleep(options.sleep_ms / 1000)
-            optimizer.zero_grad()
-            model(batch).sum().backward()
-            optimizer.step()
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+        """Return µs of CPU time of a step on the same batch: of this thread, and of all."""
+        time.sleep(options.sleep_ms / 1000)
+        start, start_of_all = time.thread_time_ns(), time.process_time_ns()
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        return (time.thread_time_ns() - start) / 1000, (time.process_time_ns() - start_of_all) / 1000
 
-    def phase() -> float:
-        """Return µs of CPU time per step."""
-        train(WARM_UP_STEPS)
-        start = time.process_time_ns()
-        train(options.steps // options.turns)
-        return float((time.process_time_ns() - start) / (options.steps // options.turns) / 1000)
+    def phase() -> list[float]:
+        """Return means of the middle half of the steps, by model and by threads."""
+        figures = []
+        for model, optimizer in models:
+            steps = [step(model, optimizer) for _ in range(WARM_UP_STEPS + options.steps // options.turns)]
+            figures += [middle(column) for column in zip(*steps[WARM_UP_STEPS:], strict=True)]
+        return figures
 
     phase()
     figures = [phase()]
@@ -98,11 +106,24 @@ def ddp(options: argparse.Namespace) -> list[float]:
             figures.append(phase())
             commtrace.stop()
         figures.append(phase())
-    return figures
+    return [list(column) for column in zip(*figures, strict=True)]
 
 
-def run(options: argparse.Namespace) -> list[float]:
-    """Return the figures of new processes, added up over ranks."""
+def model_of(options: argparse.Namespace, bucket_cap_mb: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a model, and its optimizer."""
+    layers = [torch.nn.Linear(options.width, options.width, bias=False) for _ in range(options.buckets)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-6)
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the mean of the middle half: what the system takes now and then is no part of a step."""
+    ordered = sorted(values)
+    return statistics.mean(ordered[len(ordered) // 4 : -(len(ordered) // 4) or None])
+
+
+def run(options: argparse.Namespace) -> list[Any]:
+    """Return what each new process has measured, one for each rank."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *sys.argv[1:], "--store", str(Path(folder) / "store"), "--rank"]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
@@ -110,13 +131,12 @@ def run(options: argparse.Namespace) -> list[float]:
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment)
             for rank in range(options.ranks if options.what == "ddp" else 1)
         ]
-        figures = [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
-    return [sum(phase) for phase in zip(*figures, strict=True)]
+        return [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
 
 
 def print_functional(options: argparse.Namespace) -> None:
     """Print the cost before, while and after a recording."""
-    rounds = [run(options) for _ in range(options.rounds)]
+    rounds = [run(options)[0] for _ in range(options.rounds)]
     print(f"µs of the calling thread per all_reduce with its wait, fake backend; medians of {len(rounds)} processes")
     for index, name in enumerate(("before start", "recording", "after stop")):
         values = [figures[index] for figures in rounds]
@@ -126,20 +146,26 @@ def print_functional(options: argparse.Namespace) -> None:
 
 def print_ddp(options: argparse.Namespace) -> None:
     """Print ratios of turns to the mean of their neighbours, and what a bucket costs."""
-    figures = run(options)
-    per_bucket, steps = options.ranks * options.buckets, options.steps // options.turns
-    plain = statistics.median(figures[::2]) / per_bucket
-    print(f"CPU time of {options.ranks} gloo ranks, {options.buckets} buckets, {options.turns} turns of {steps} steps;")
-    print(f"plain {plain:.1f} µs per bucket")
-    # A recording turn lies between two plain ones; a plain turn is compared with the plain ones before and after it.
-    for name, first, apart in (("recording", 1, 1), ("noise", 2, 2)):
-        beside = [
-            (figures[turn], (figures[turn - apart] + figures[turn + apart]) / 2)
-            for turn in range(first, len(figures) - apart, 2)
-        ]
-        ratios = [value / mean for value, mean in beside]
-        added = [(value - mean) / per_bucket for value, mean in beside]
-        print(f"{name:10} × {quartiles(ratios, '.3f')}   µs per bucket {quartiles(added, '+.1f')}")
+    ranks, steps = run(options), options.steps // options.turns
+    print(f"{options.ranks} gloo ranks, {options.buckets} buckets, {options.turns} turns of {steps} steps; µs per step")
+    for thread, name in enumerate(("training thread", "all threads")):
+        many, one = ([sum(turns) / len(ranks) for turns in zip(*(rank[index] for rank in ranks), strict=True)]
+                     for index in (thread, 2 + thread))  # fmt: skip
+        print(f"{name}: plain {statistics.median(many[::2]):.0f}, with one bucket {statistics.median(one[::2]):.0f}")
+        # A recording turn lies between two plain ones; a plain turn is compared with the plain ones beside it.
+        for row, first, apart in (("recording", 1, 1), ("noise", 2, 2)):
+            turns = range(first, len(many) - apart, 2)
+            added, added_to_one = (
+                [figures[turn] - (figures[turn - apart] + figures[turn + apart]) / 2 for turn in turns]
+                for figures in (many, one)
+            )
+            ratios = [many[turn] / (many[turn] - more) for turn, more in zip(turns, added, strict=True)]
+            per_bucket = [(more - of_one) / (options.buckets - 1)
+                          for more, of_one in zip(added, added_to_one, strict=True)]  # fmt: skip
+            print(
+                f"    {row:10} × {quartiles(ratios, '.3f')}   with one bucket {quartiles(added_to_one, '+.0f')}   "
+                f"each further one {quartiles(per_bucket, '+.1f')}"
+            )
 
 
 def quartiles(values: Sequence[float], form: str) -> str:
@@ -155,7 +181,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--buckets", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument(
+        "--width", type=int, default=256, help="of a layer, whose bucket has 4 times its square in bytes"
+    )
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--sleep-ms", type=float, default=9.0)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)

@@ -3,7 +3,10 @@
    driver.c   the few functions of libcuda or HIP, found when a device is used
    marks.c    places on streams, and the thread that learns when the device passes them
    groups.c   sequence numbers of process groups
-   methods.c  methods of ProcessGroup and Work, with what is recorded of a call
+   calls.c    communications that are under way, whoever intercepts them:
+   methods.c    methods of ProcessGroup and Work
+   operators.c  operators of functional collectives
+   hooks.c      torch's hooks of process groups, for the buckets of DistributedDataParallel
    modules.c  spans of forward and backward of modules
    rows.c     what was recorded, on its way to the harvester as columns
    core.c     the module, and marks as objects of Python
@@ -15,7 +18,7 @@
 #include <structmember.h>
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
-enum { ABI_VERSION = 4 };
+enum { ABI_VERSION = 5 };
 enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */
@@ -250,7 +253,7 @@ static PyObject *python_open_driver(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     if (device_is_held()) {
-        PyErr_SetString(PyExc_OSError, "the driver still holds the thread of an earlier recording");
+        PyErr_SetString(PyExc_BlockingIOError, "the driver still holds the thread of an earlier recording");
         return NULL;
     }
     if (!driver_open(path, reason, sizeof reason)) {
@@ -346,7 +349,7 @@ static PyObject *python_reset(PyObject *module, PyObject *capacity) {
         return NULL;
     }
     bool is_shut = device_shut();
-    methods_forget_all();
+    calls_forget_all();
     rows_reset((size_t)rows);
     Py_BEGIN_ALLOW_THREADS
     if (is_shut) {
@@ -389,12 +392,15 @@ static int execute(PyObject *module) {
     if (PyModule_AddObject(module, "Mark", (PyObject *)mark_type) < 0) {
         return -1;
     }
-    if (marks_init() != 0 || groups_init(module) < 0 || methods_init(module) < 0 || modules_init(module) < 0 ||
-        rows_init(module) < 0) {
+    if (marks_init() != 0 || groups_init(module) < 0 || calls_init() < 0 || methods_init(module) < 0 ||
+        operators_init(module) < 0 || hooks_init(module) < 0 || modules_init(module) < 0 || rows_init(module) < 0) {
         return -1;
     }
-    if (PyModule_AddFunctions(module, methods_functions) < 0) {
-        return -1;
+    PyMethodDef *more[] = {calls_functions, operators_functions, hooks_functions};
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+        if (PyModule_AddFunctions(module, more[i]) < 0) {
+            return -1;
+        }
     }
     return PyModule_AddIntConstant(module, "ABI", ABI_VERSION);
 }

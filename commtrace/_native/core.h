@@ -81,6 +81,7 @@ void point_release(Point);
 /* 1 if the time is known and written to ns, 0 if the device has not passed it yet, -1 if that will never be known. */
 int point_time(Point, int64_t *ns);
 int64_t point_taken_at(Point); /* 0 for a point of the host */
+int64_t point_host_ns(Point);  /* the host's time of a point just taken, also of a mark for which there was no room */
 
 bool device_is_open(void);
 bool device_is_used(int device); /* has a context, which a mark must never make */
@@ -117,6 +118,8 @@ typedef struct {
     bool has_slow_messages; /* messages go through Python, which knows whether their peer is skipped */
     bool has_stream_per_pair, returns_work; /* see operations.NcclBackend */
 } Group;
+
+extern PyTypeObject *group_type;
 
 int groups_init(PyObject *module);
 Group *group_of(PyObject *process_group); /* NULL if it is unknown */
@@ -156,6 +159,7 @@ typedef struct {
     Point start, waited_from, end;
     uint8_t lane;
     bool has_row, has_stall, is_unfinished;
+    bool is_end_late; /* it ended at an unknown time before */
 } Happening;
 
 int rows_init(PyObject *module);
@@ -173,15 +177,99 @@ PyObject *rows_ahead(PyObject *module, PyObject *unused);
 PyObject *facts_to_python(const Facts *, Point start);
 int64_t next_id(void);
 
+/* ---- calls.c: communications that are under way ------------------------------------------------------------------- */
+
+enum { COLLECTIVE = 6, P2P = 7 }; /* codes of commtrace/trace/schema.py; a test compares them */
+
+/* What is known of a call before the original runs. */
+typedef struct {
+    enum { PASS, SLOW, RECORD } way; /* only the original; Python's path instead; the original, with a row */
+    Group *group;                    /* a reference; NULL of a wait */
+    Facts facts;
+    Point start; /* of a wait: where that began */
+    int session; /* when it began: the recording may end, and another one begin, meanwhile */
+    int device;
+    bool is_counted, is_send, is_on_device;
+    const void *key; /* of what a wait is for, in its table */
+} Call;
+
+/* A communication that may be waited for. */
+typedef struct {
+    const void *key;     /* an address, of a Work or of a result's storage: neither is kept alive */
+    PyObject *reference; /* a weak one to a Work, as another one may get its address; NULL where there can be none */
+    Facts facts;
+    Point start;
+} Pending;
+
+enum { PENDING_PLACES = 1 << 13 };
+
+typedef struct {
+    Pending places[PENDING_PLACES]; /* by key, with linear probing */
+    int num_pending;
+} PendingTable;
+
+extern PendingTable works, results;
+extern _Thread_local bool is_inside; /* this thread is in a call that has been counted */
+extern int session;                  /* number of the recording: what is left of an earlier one passes its calls on */
+extern PyObject *raw_stream, *current_device, *open_device, *p2p_codes[4], *forget_in_python;
+extern bool times_devices;
+extern bool is_capturing; /* a graph is captured, on any thread: Python knows what goes into it */
+extern PyMethodDef calls_functions[];
+
+int calls_init(void);
+void calls_forget_all(void);
+bool calls_are_recorded(void); /* between configure and end */
+bool is_for_the_job(void); /* tells Python of an exception of ours; true, with it, for one that ends the program */
+void keep(PyObject **place, PyObject *object); /* holds the object there; nothing for None */
+bool attribute_as_int64(PyObject *object, PyObject *name, int64_t *number);
+bool attribute_is_true(PyObject *object, PyObject *name, bool *truth);
+
+Pending *find_key(PendingTable *, const void *key);     /* also of what is gone, and had this address */
+Pending *find_pending(PendingTable *, const void *key); /* NULL if it is not known */
+Pending take_pending(PendingTable *, Pending *);
+/* Takes the references; what had this key is given up. */
+void add_pending(PendingTable *, const void *key, PyObject *reference, const Facts *, Point start);
+void forget_key(PendingTable *, const void *key);
+void forget_all(PendingTable *);
+bool add_facts(PyObject *list, const Facts *, Point start); /* for Python; false, with an exception */
+PyObject *surrender(PendingTable *, const void *key);       /* the facts of what is Python's now, or None */
+bool is_python_waiting(void);                               /* for a Work */
+void give_up_call(const Facts *, Point start); /* records one whose end was not seen; takes the reference */
+
+void set_blocked(const Facts *, Point start); /* this process hands it on, or waits for it, now */
+void set_unblocked(void);
+Call new_call(void);
+bool is_plain_tensor(PyObject *);                 /* its attributes run no Python of a class of the job's */
+bool measure_tensor(PyObject *tensor, Call *call); /* its payload and device; false where Python must */
+/* Takes the place in time, and the facts that all have, of a call that is to be recorded: it is then RECORD. False, maybe
+   with an exception, where that cannot be. `queue_peer` must be known. */
+bool start_call(Call *call);
+void undo_call(Call *call); /* takes back what was done before a call that is not made, or was refused */
+Point point_of(const Facts *); /* now, on the current stream of its device */
+Point mark_on_current_stream(int device);
+bool current_stream(int device, Stream *); /* false, with an exception, where torch does not say */
+/* Records a communication that has ended, as far as streams are concerned, with the stall on it. Takes the references. */
+void record_end(Facts, Point start, Point waited_from, Point end);
+void report_failure(const Facts *, Point start, PyObject *exception);
+
 /* ---- methods.c: the methods of ProcessGroup and Work ------------------------------------------------------------ */
 
 int methods_init(PyObject *module);
-extern PyMethodDef methods_functions[];
-extern _Thread_local bool is_inside; /* this thread is in a call that has been counted */
-void methods_forget_all(void);
-bool current_stream(int device, Stream *); /* false, with an exception, where torch does not say */
-bool is_for_the_job(void); /* tells Python of an exception of ours; true, with it, for one that ends the program */
-extern PyObject *raw_stream, *current_device, *open_device;
+
+/* ---- operators.c: functional collectives ------------------------------------------------------------------------- */
+
+extern _Thread_local bool is_in_operator; /* torch runs a functional operator that was counted as Python called it */
+extern PyMethodDef operators_functions[];
+
+int operators_init(PyObject *module);
+
+/* ---- hooks.c: torch's hooks of process groups -------------------------------------------------------------------- */
+
+extern PyMethodDef hooks_functions[];
+
+int hooks_init(PyObject *module);
+void hooks_forget_all(void);
+bool hooks_add_pending(PyObject *list);
 
 /* ---- modules.c: forward and backward of modules ----------------------------------------------------------------- */
 

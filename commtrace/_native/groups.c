@@ -362,7 +362,13 @@ static PyType_Slot group_slots[] = {
 
 static PyType_Spec group_spec = {"commtrace._native.core.Group", sizeof(Group), 0, Py_TPFLAGS_DEFAULT, group_slots};
 
+PyTypeObject *group_type;
+
 int groups_init(PyObject *module) {
-    PyObject *group_type = PyType_FromSpec(&group_spec);
-    return group_type == NULL ? -1 : PyModule_AddObject(module, "Group", group_type);
+    group_type = (PyTypeObject *)PyType_FromSpec(&group_spec);
+    if (group_type == NULL) {
+        return -1;
+    }
+    Py_INCREF(group_type); /* ours beside the module's */
+    return PyModule_AddObject(module, "Group", (PyObject *)group_type);
 }

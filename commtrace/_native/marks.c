@@ -176,6 +176,13 @@ int point_time(Point point, int64_t *ns) {
 
 int64_t point_taken_at(Point point) { return point.mark == NULL ? 0 : point.mark->taken_at; }
 
+int64_t point_host_ns(Point point) {
+    if (point.mark == NULL) {
+        return point.ns;
+    }
+    return point.mark == &lost ? host_ns() : point.mark->taken_at; /* that one stands for many */
+}
+
 static Mark *pooled_mark(int device) {
     Device *owner = &devices[device];
     if (owner->pool == NULL) {

@@ -2,192 +2,30 @@
 
    A call of the common kind (positional arguments, one plain tensor, a known group) is recorded here, in a microsecond.
    Any other goes to `slow`: the method of Python's path, which records and calls the original itself. Which of the two
-   it is, is decided before anything is counted. Nothing here raises into training: an error of ours is swallowed and
-   counted, and one of the original's is handed on. */
+   it is, is decided before anything is counted. */
 #include "core.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
 
-enum { COLLECTIVE = 6, P2P = 7 };
-enum { COMMUNICATION = 2 };
-
-_Thread_local bool is_inside;
-
-/* ---- what the module was told ----------------------------------------------------------------------------------- */
-
-PyObject *raw_stream, *current_device; /* functions of torch: device -> stream as a number; () -> device */
-PyObject *open_device;                 /* (): opens the device as soon as the job uses one */
-
-static PyObject *tensor_types;     /* a tuple: classes whose attributes run no Python */
-static PyObject *plain_types[8];   /* the same, to compare with */
-static PyObject *p2p_codes[4];     /* of dist.send, dist.recv, dist.isend, dist.irecv */
-static PyObject *code_of_dtype;    /* dtype -> its code among the names */
-static PyObject *wait_failed;      /* (facts, exception): a wait has raised */
-static PyObject *waited_on_a_side; /* (facts, mark, mark): a stream that does not compute has waited, or run it */
-static PyObject *python_pending[2]; /* dictionaries of Python's path: Works that it waits for, by their id */
-static PyObject *failed;            /* (exception): an error of ours */
-static PyObject *forget_in_python;  /* (work): gives up what had its address */
-static bool times_devices;         /* tensors of a device are timed by marks; those of the host go to Python */
-static bool has_captured; /* a communication went into a graph, whose replays are not seen */
-static bool is_capturing; /* a graph is captured, on any thread: Python knows what goes into it */
-static int session;                 /* number of the recording: methods of an earlier one pass their calls on */
-
-static PyObject *name_nbytes, *name_dtype, *name_is_cuda, *name_get_device, *name_async, *name_root, *name_back,
-    *name_code, *name_func;
-
-bool is_for_the_job(void) { return error_is_for_the_job(failed); }
-
-/* ---- streams that compute --------------------------------------------------------------------------------------- */
-
-/* Those of the step's begin and of the phases that are open: a wait of another stream is no stall of the job. */
-typedef struct {
-    int device;
-    Stream stream;
-} Place;
-
-enum { MOST_PLACES = 32 };
-static Place computing[MOST_PLACES];
-static int num_computing;
-static bool has_step_place;
-
-static bool computes(Point end) {
-    if (end.mark == NULL) {
-        return true;
-    }
-    for (int i = 0; i < num_computing; i++) {
-        if (computing[i].device == end.mark->device && computing[i].stream == end.mark->stream) {
-            return true;
-        }
-    }
-    return end.mark->stream == NULL && !has_step_place; /* the default stream */
-}
-
-bool current_stream(int device, Stream *stream) {
-    static PyObject *numbers[MOST_DEVICES];
-    if (device < 0 || device >= MOST_DEVICES || raw_stream == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "the current stream of the device is not known");
-        return false;
-    }
-    if (numbers[device] == NULL && (numbers[device] = PyLong_FromLong(device)) == NULL) {
-        return false;
-    }
-    PyObject *handle = PyObject_CallFunctionObjArgs(raw_stream, numbers[device], NULL);
-    if (handle == NULL) {
-        return false;
-    }
-    *stream = (Stream)(uintptr_t)PyLong_AsUnsignedLongLong(handle);
-    Py_DECREF(handle);
-    return PyErr_Occurred() == NULL;
-}
-
-/* ---- communications without a wait ------------------------------------------------------------------------------ */
-
-typedef struct {
-    PyObject *work; /* an address only: a Work is not kept alive */
-    Facts facts;
-    Point start;
-} Pending;
-
-enum { PENDING_PLACES = 1 << 13 };
-static Pending pending[PENDING_PLACES]; /* by the address of the Work, with linear probing */
-static int num_pending;
-
-static uint32_t pending_place(const void *work) {
-    return (uint32_t)(((uintptr_t)work >> 4) * 0x9E3779B97F4A7C15ULL >> 40) % PENDING_PLACES;
-}
-
-static Pending *find_pending(PyObject *work) {
-    if (num_pending == 0) {
-        return NULL;
-    }
-    for (uint32_t i = pending_place(work); pending[i].work != NULL; i = (i + 1) % PENDING_PLACES) {
-        if (pending[i].work == work) {
-            return &pending[i];
-        }
-    }
-    return NULL;
-}
-
-static Pending take_pending(Pending *place) {
-    Pending taken = *place;
-    uint32_t hole = (uint32_t)(place - pending), i = hole;
-    num_pending--;
-    /* What lies behind and belongs at the hole or before it moves up, so that searches need no tombstones. */
-    for (;;) {
-        i = (i + 1) % PENDING_PLACES;
-        if (pending[i].work == NULL) {
-            break;
-        }
-        uint32_t wanted = pending_place(pending[i].work);
-        if ((i - wanted) % PENDING_PLACES >= (i - hole) % PENDING_PLACES) {
-            pending[hole] = pending[i];
-            hole = i;
-        }
-    }
-    pending[hole].work = NULL;
-    return taken;
-}
-
-/* A communication that nobody has waited for: its end was not seen. */
-static void give_up(Pending forgotten) {
-    Happening happening = {
-        .facts = forgotten.facts,
-        .start = forgotten.start,
-        .waited_from = point_shared(forgotten.start),
-        .end = point_shared(forgotten.start),
-        .lane = COMMUNICATION,
-        .has_row = true,
-        .is_unfinished = true,
-    };
-    rows_add(&happening);
-}
-
-static void forget(PyObject *work) {
-    Pending *place = find_pending(work);
-    if (place != NULL) {
-        give_up(take_pending(place));
-    }
-}
-
-static bool is_python_waiting(void) {
-    return (python_pending[0] != NULL && PyDict_Size(python_pending[0]) > 0) ||
-           (python_pending[1] != NULL && PyDict_Size(python_pending[1]) > 0);
-}
+static PyObject *name_async, *name_root, *name_back, *name_code, *name_func;
 
 /* What had the address of this Work, which is new, is gone: its wait would be taken for the other's. */
 static void forget_everywhere(PyObject *work) {
-    forget(work);
+    forget_key(&works, work);
     if (is_python_waiting() && forget_in_python != NULL) {
         Py_XDECREF(call_python(forget_in_python, work, NULL, NULL));
     }
 }
 
-static void remember(PyObject *work, Facts facts, Point start) {
+static void remember(PyObject *work, const Facts *facts, Point start) {
     forget_everywhere(work);
-    if (2 * num_pending >= PENDING_PLACES) {
-        rows_drop(facts.kind);
-        point_release(start);
-        return;
+    PyObject *reference = PyWeakref_NewRef(work, NULL);
+    if (reference == NULL) {
+        PyErr_Clear(); /* a class of Works without weak references */
     }
-    uint32_t i = pending_place(work);
-    while (pending[i].work != NULL) {
-        i = (i + 1) % PENDING_PLACES;
-    }
-    pending[i] = (Pending){work, facts, start};
-    num_pending++;
-}
-
-void methods_forget_all(void) {
-    for (uint32_t i = 0; i < PENDING_PLACES; i++) {
-        if (pending[i].work != NULL) {
-            Pending forgotten = pending[i];
-            pending[i].work = NULL;
-            give_up(forgotten);
-        }
-    }
-    num_pending = 0;
+    add_pending(&works, work, reference, facts, start);
 }
 
 /* ---- the callable ------------------------------------------------------------------------------------------------ */
@@ -203,67 +41,8 @@ typedef struct {
     int is_wait, is_p2p, is_send, has_root;
 } Method;
 
-/* What is known of a call before the original runs. */
-typedef struct {
-    enum { PASS, SLOW, RECORD } way;
-    Group *group;
-    Facts facts;
-    Point start;
-    int session; /* when it began: the recording may end, and another one begin, meanwhile */
-    bool is_counted, is_on_device;
-    int device;
-    PyObject *work; /* of a wait */
-} Call;
-
-static Facts blocked_facts; /* of what this process hands on, or waits for, now: read by the watch for hangs */
-static int64_t blocked_since_ns;
-static bool is_blocked;
-
-static void set_blocked(const Facts *facts, Point start) {
-    blocked_facts = *facts;
-    blocked_since_ns = start.mark == NULL ? start.ns : start.mark->taken_at;
-    is_blocked = true;
-}
-
-static bool attribute_as_int64(PyObject *object, PyObject *name, int64_t *number) {
-    PyObject *attribute = PyObject_GetAttr(object, name);
-    if (attribute == NULL) {
-        return false;
-    }
-    *number = PyLong_AsLongLong(attribute);
-    Py_DECREF(attribute);
-    return *number != -1 || PyErr_Occurred() == NULL;
-}
-
-static bool attribute_is_true(PyObject *object, PyObject *name, bool *truth) {
-    PyObject *attribute = PyObject_GetAttr(object, name);
-    if (attribute == NULL) {
-        return false;
-    }
-    *truth = attribute == Py_True;
-    Py_DECREF(attribute);
-    return true;
-}
-
 static bool is_empty(PyObject *splits) {
     return splits == Py_None || (PyList_Check(splits) && PyList_Size(splits) == 0);
-}
-
-/* The one tensor of a call, or NULL where it is of another kind. Borrowed. */
-static PyObject *plain_tensor(PyObject *argument) {
-    if (PyList_CheckExact(argument)) {
-        if (PyList_Size(argument) != 1) {
-            return NULL;
-        }
-        argument = PyList_GetItem(argument, 0);
-    }
-    PyObject *type = (PyObject *)Py_TYPE(argument);
-    for (int i = 0; i < 8 && plain_types[i] != NULL; i++) {
-        if (plain_types[i] == type) {
-            return argument;
-        }
-    }
-    return NULL;
 }
 
 static bool is_code(PyObject *code, int first, int second) {
@@ -289,76 +68,15 @@ static bool is_async_message(void) {
     return !is_synchronous;
 }
 
-/* Codes of dtypes, which Python gives: there are few. */
-static int32_t dtype_code(PyObject *dtype) {
-    enum { MOST_DTYPES = 64 };
-    static struct {
-        PyObject *dtype;
-        int32_t code;
-    } known[MOST_DTYPES];
-    static int num_known, known_in;
-    if (known_in != session) { /* a new recording has new codes */
-        known_in = session;
-        num_known = 0;
-    }
-    for (int i = 0; i < num_known; i++) {
-        if (known[i].dtype == dtype) {
-            return known[i].code;
+/* The one tensor of a call, which may be in a list; NULL where it is of another kind. Borrowed. */
+static PyObject *plain_tensor(PyObject *argument) {
+    if (PyList_CheckExact(argument)) {
+        if (PyList_Size(argument) != 1) {
+            return NULL;
         }
+        argument = PyList_GetItem(argument, 0);
     }
-    if (code_of_dtype == NULL) { /* the recording has ended within this call */
-        return NOT_APPLICABLE;
-    }
-    PyObject *code = call_python(code_of_dtype, dtype, NULL, NULL);
-    if (code == NULL) {
-        is_for_the_job(); /* tells of it */
-        return NOT_APPLICABLE;
-    }
-    int32_t number = (int32_t)PyLong_AsLong(code);
-    Py_DECREF(code);
-    if (num_known < MOST_DTYPES && known_in == session) {
-        Py_INCREF(dtype); /* kept: they live as long as torch */
-        known[num_known].dtype = dtype;
-        known[num_known++].code = number;
-    }
-    return number;
-}
-
-/* Reads the payload and the device of a tensor; false where Python must. */
-static bool measure_tensor(PyObject *tensor, Call *call) {
-    PyObject *dtype;
-    Facts *facts = &call->facts;
-    if (!attribute_as_int64(tensor, name_nbytes, &facts->num_bytes)) { /* not defined of sparse tensors */
-        return false;
-    }
-    dtype = PyObject_GetAttr(tensor, name_dtype);
-    if (dtype == NULL) {
-        return false;
-    }
-    facts->dtype = dtype_code(dtype);
-    Py_DECREF(dtype);
-    if (PyErr_Occurred() != NULL) {
-        return false;
-    }
-    bool is_on_device = false;
-    if (times_devices) {
-        int64_t device;
-        if (!attribute_is_true(tensor, name_is_cuda, &is_on_device) || !is_on_device || !device_is_open()) {
-            return false;
-        }
-        PyObject *number = PyObject_CallMethodObjArgs(tensor, name_get_device, NULL);
-        if (number == NULL) {
-            return false;
-        }
-        device = PyLong_AsLong(number);
-        Py_DECREF(number);
-        if (!device_is_used((int)device)) {
-            return false;
-        }
-        call->device = (int)device;
-    }
-    call->is_on_device = is_on_device;
-    return true;
+    return is_plain_tensor(argument) ? argument : NULL;
 }
 
 static bool measure(PyObject *argument, Call *call) {
@@ -369,7 +87,7 @@ static bool measure(PyObject *argument, Call *call) {
     Py_INCREF(tensor); /* Python may change the list in which it is */
     bool is_measured = measure_tensor(tensor, call);
     Py_DECREF(tensor);
-    return is_measured;
+    return is_measured && call->is_on_device == times_devices; /* beside a device, Python knows what the host stalls */
 }
 
 static bool read_peer(const Method *method, PyObject *options, PyObject *const *arguments, Py_ssize_t num_arguments,
@@ -402,7 +120,7 @@ static bool read_peer(const Method *method, PyObject *options, PyObject *const *
 
 /* What is ours before a launch. An exception may be set where the way is SLOW: it is ours. */
 static Call before_launch(const Method *method, PyObject *const *arguments, Py_ssize_t num_arguments) {
-    Call call = {.way = SLOW, .device = NOT_APPLICABLE, .session = session};
+    Call call = new_call();
     PyObject *options = NULL;
     bool is_async = true;
     int32_t peer;
@@ -433,97 +151,21 @@ static Call before_launch(const Method *method, PyObject *const *arguments, Py_s
     Facts *facts = &call.facts;
     facts->seq = method->is_p2p ? group_next_message(group, method->is_send, peer, tag) : group_next_collective(group);
     facts->peer = peer;
+    facts->kind = method->is_p2p ? P2P : COLLECTIVE;
+    call.is_send = method->is_send;
     call.is_counted = true;
     call.way = PASS;
     if (!is_recording || (group->is_skipped && !method->is_p2p)) {
         return call;
     }
-    Stream stream = NULL;
-    if (call.is_on_device) {
-        if (device_has_failed() || !current_stream(call.device, &stream)) {
-            return call;
-        }
-        call.start = point_on(call.device, stream);
-        if (call.start.mark == NULL) {
-            has_captured |= !device_has_failed();
-            return call;
-        }
-    } else {
-        call.start = point_of_host();
-    }
-    facts->id = next_id();
-    facts->self_bytes = NOT_APPLICABLE;
-    facts->group = group->id;
     facts->operation = method->operation;
     facts->name = method->name;
-    facts->group_number = group->number;
     facts->queue_peer = method->is_p2p && group->has_stream_per_pair ? peer : NOT_APPLICABLE;
-    facts->device = call.is_on_device ? call.device : NOT_APPLICABLE;
-    if (call.is_on_device) {
-        facts->position = group_next_position(group, facts->queue_peer, facts->device);
-        facts->launched_at = call.start.mark->taken_at;
-    }
-    facts->place = here;
-    facts->kind = method->is_p2p ? P2P : COLLECTIVE;
     facts->is_async = is_async;
-    call.way = RECORD;
-    set_blocked(facts, call.start);
+    if (start_call(&call)) {
+        set_blocked(facts, call.start);
+    }
     return call;
-}
-
-static Point mark_on_current_stream(int device) {
-    Stream stream;
-    return current_stream(device, &stream) ? point_on(device, stream) : point_of_host();
-}
-
-/* The stream on which it ran, or which waited for it, does not compute: Python remembers what it has passed. */
-static void report_side_stream(const Facts *facts, Point start, Point waited_from, Point end) {
-    PyObject *known = facts_to_python(facts, start), *first = NULL, *last = NULL, *nothing = NULL;
-    if (known != NULL && (first = point_to_python(waited_from)) != NULL && (last = point_to_python(end)) != NULL) {
-        nothing = call_python(waited_on_a_side, known, first, last);
-    }
-    Py_XDECREF(known);
-    Py_XDECREF(first);
-    Py_XDECREF(last);
-    Py_XDECREF(nothing);
-}
-
-static Point latest_end;
-static bool has_latest_end;
-
-static void forget_latest_end(void) {
-    if (has_latest_end) {
-        has_latest_end = false;
-        point_release(latest_end);
-    }
-}
-
-static void set_latest_end(Point end) {
-    forget_latest_end();
-    latest_end = point_shared(end);
-    has_latest_end = true;
-}
-
-/* Records a communication that has ended, as far as streams are concerned, with the stall on it. */
-static void record_end(Facts facts, Point start, Point waited_from, Point end) {
-    bool is_stall = computes(end);
-    if (!is_stall && waited_on_a_side != NULL) {
-        report_side_stream(&facts, start, waited_from, end);
-    }
-    if (is_stall) {
-        set_latest_end(end);
-    }
-    Happening happening = {
-        .facts = facts,
-        .place_of_stall = here,
-        .start = start,
-        .waited_from = waited_from,
-        .end = end,
-        .lane = COMMUNICATION,
-        .has_row = true,
-        .has_stall = is_stall,
-    };
-    rows_add(&happening);
 }
 
 static void after_launch(const Method *method, Call *call, PyObject *work) {
@@ -535,7 +177,7 @@ static void after_launch(const Method *method, Call *call, PyObject *work) {
         ran_here = true;
     }
     if (!ran_here) {
-        remember(work, *facts, call->start);
+        remember(work, facts, call->start);
         return;
     }
     facts->on_job_stream = call->is_on_device;
@@ -544,12 +186,13 @@ static void after_launch(const Method *method, Call *call, PyObject *work) {
 }
 
 static Call before_wait(PyObject *work) {
-    Call call = {.way = PASS, .work = work, .device = NOT_APPLICABLE, .session = session};
-    Pending *place = find_pending(work);
+    Call call = new_call();
+    Pending *place = find_pending(&works, work);
     if (place == NULL) {
         call.way = is_python_waiting() ? SLOW : PASS;
         return call;
     }
+    call.key = work;
     call.facts = place->facts;
     call.is_on_device = place->facts.device != NOT_APPLICABLE;
     call.way = RECORD;
@@ -564,32 +207,14 @@ static Call before_wait(PyObject *work) {
 }
 
 static void after_wait(Call *call) {
-    Pending *place = find_pending(call->work);
+    Pending *place = find_pending(&works, call->key);
     if (place == NULL || place->facts.id != call->facts.id) { /* another thread has waited for it, and recorded that */
         point_release(call->start);
         return;
     }
-    Pending ended = take_pending(place);
+    Pending ended = take_pending(&works, place);
     Point end = call->is_on_device ? mark_on_current_stream(ended.facts.device) : point_of_host();
     record_end(ended.facts, ended.start, call->start, end);
-}
-
-/* A wait has raised; its exception is not set now. */
-static void report_failure(const Call *call, PyObject *exception) {
-    Pending *place = find_pending(call->work);
-    PyObject *facts = facts_to_python(&call->facts, place == NULL ? call->start : place->start);
-    if (facts != NULL && wait_failed != NULL && exception != NULL) {
-        Py_XDECREF(call_python(wait_failed, facts, exception, NULL));
-    }
-    Py_XDECREF(facts);
-}
-
-static void take_back(const Method *method, const Call *call) {
-    if (method->is_p2p) {
-        group_take_back_message(call->group, method->is_send, call->facts.peer, call->facts.seq);
-    } else {
-        group_take_back(call->group, call->facts.seq);
-    }
 }
 
 static PyObject *forward(PyObject *function, PyObject *const *arguments, Py_ssize_t num_arguments, PyObject *names) {
@@ -621,30 +246,18 @@ static PyObject *pass_on(const Method *method, PyObject *function, PyObject *con
         return result;
     }
     if (function == method->slow) { /* it has cared for Python's own */
-        forget(result);
+        forget_key(&works, result);
     } else {
         forget_everywhere(result);
     }
     return result;
 }
 
-/* Takes back what was done before a call that is not made, or was refused. */
-static void undo(const Method *method, Call *call) {
-    if (call->is_counted) {
-        take_back(method, call);
-    }
-    if (call->way == RECORD) {
-        point_release(call->start);
-        is_blocked = is_blocked && call->session != session;
-    }
-    Py_CLEAR(call->group);
-}
-
 /* What is ours after the original; `exception` is what it raised, where there is no result. */
 static void finish(const Method *method, Call *call, PyObject *result, PyObject *exception) {
     bool is_ours = call->way == RECORD && call->session == session;
     if (result != NULL && is_ours) {
-        is_blocked = false;
+        set_unblocked();
         if (method->is_wait) {
             after_wait(call);
         } else {
@@ -654,10 +267,11 @@ static void finish(const Method *method, Call *call, PyObject *result, PyObject 
         return;
     }
     if (result == NULL && is_ours && method->is_wait) {
-        report_failure(call, exception);
+        Pending *place = find_pending(&works, call->key);
+        report_failure(&call->facts, place == NULL ? call->start : place->start, exception);
     }
     call->is_counted = call->is_counted && result == NULL;
-    undo(method, call);
+    undo_call(call);
 }
 
 static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssize_t num_arguments, PyObject *names) {
@@ -678,11 +292,11 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
         PyErr_Clear(); /* arguments that could not be read: Python's path knows what to say */
     }
     if (is_for_the_job()) {
-        undo(method, &call);
+        undo_call(&call);
         return NULL;
     }
     if (call.way == SLOW) {
-        undo(method, &call);
+        undo_call(&call);
         return pass_on(method, method->slow, arguments, num_arguments, names);
     }
     bool was_inside = is_inside;
@@ -839,220 +453,13 @@ static PyType_Slot method_slots[] = {
 static PyType_Spec method_spec = {"commtrace._native.core.Method", sizeof(Method), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, method_slots};
 
-/* ---- functions for Python ---------------------------------------------------------------------------------------- */
-
-static void keep(PyObject **place, PyObject *object) {
-    PyObject *before = *place;
-    object = object == Py_None ? NULL : object;
-    Py_XINCREF(object);
-    *place = object;
-    Py_XDECREF(before);
-}
-
-static PyObject *python_configure(PyObject *module, PyObject *arguments, PyObject *keywords) {
-    (void)module;
-    static char *names[] = {"tensor_types",     "p2p_codes",     "code_of_dtype", "failed",
-                            "wait_failed",      "waited_on_a_side", "pending",    "forget_in_python",
-                            "times_devices",    "raw_stream",    "current_device", "open_device",
-                            NULL};
-    PyObject *types, *codes, *dtypes, *fails, *failed_wait, *aside, *waiting, *forgets, *stream, *device, *opener;
-    int timed;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!OOOOO!OpOOO", names, &PyTuple_Type, &types, &PyTuple_Type,
-                                     &codes, &dtypes, &fails, &failed_wait, &aside, &PyTuple_Type, &waiting, &forgets,
-                                     &timed, &stream, &device, &opener)) {
-        return NULL;
-    }
-    if (PyTuple_Size(codes) != 4 || PyTuple_Size(waiting) != 2) {
-        PyErr_SetString(PyExc_ValueError, "p2p_codes has four items, pending has two");
-        return NULL;
-    }
-    keep(&tensor_types, types);
-    for (Py_ssize_t i = 0; i < 8; i++) {
-        plain_types[i] = i < PyTuple_Size(types) ? PyTuple_GetItem(types, i) : NULL;
-    }
-    for (int i = 0; i < 4; i++) {
-        keep(&p2p_codes[i], PyTuple_GetItem(codes, i));
-    }
-    for (int i = 0; i < 2; i++) {
-        keep(&python_pending[i], PyTuple_GetItem(waiting, i));
-    }
-    keep(&code_of_dtype, dtypes);
-    keep(&failed, fails);
-    keep(&wait_failed, failed_wait);
-    keep(&waited_on_a_side, aside);
-    keep(&forget_in_python, forgets);
-    keep(&raw_stream, stream);
-    keep(&current_device, device);
-    keep(&open_device, opener);
-    times_devices = timed;
-    is_capturing = false;
-    num_computing = 0;
-    has_step_place = false;
-    is_blocked = false;
-    forget_latest_end();
-    session++;
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_set_recording(PyObject *module, PyObject *value) {
-    (void)module;
-    bool was_recording = is_recording;
-    is_recording = PyObject_IsTrue(value) == 1;
-    num_pauses += is_recording && !was_recording;
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_set_capturing(PyObject *module, PyObject *value) {
-    (void)module;
-    is_capturing = PyObject_IsTrue(value) == 1;
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_set_place(PyObject *module, PyObject *place) {
-    (void)module;
-    Coordinates coordinates;
-    if (!coordinates_from_python(place, &coordinates)) {
-        return NULL;
-    }
-    here = coordinates;
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_set_computing(PyObject *module, PyObject *arguments) {
-    (void)module;
-    PyObject *marks;
-    int has_step;
-    if (!PyArg_ParseTuple(arguments, "O!p", &PyTuple_Type, &marks, &has_step)) {
-        return NULL;
-    }
-    num_computing = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(marks) && num_computing < MOST_PLACES; i++) {
-        Point point;
-        if (!point_from_python(PyTuple_GetItem(marks, i), &point)) {
-            return NULL;
-        }
-        if (point.mark != NULL) {
-            computing[num_computing++] = (Place){point.mark->device, point.mark->stream};
-        }
-        point_release(point);
-    }
-    has_step_place = has_step;
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_end(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    session++;
-    is_blocked = false;
-    /* Nothing of the recording is kept alive, and a mark that is taken later does not open the device again. */
-    PyObject **kept[] = {&open_device, &code_of_dtype, &failed, &wait_failed, &waited_on_a_side, &forget_in_python,
-                         &python_pending[0], &python_pending[1]};
-    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++) {
-        keep(kept[i], Py_None);
-    }
-    methods_forget_all();
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_surrender(PyObject *module, PyObject *work) {
-    (void)module;
-    Pending *place = find_pending(work);
-    if (place == NULL) {
-        Py_RETURN_NONE;
-    }
-    Pending taken = take_pending(place);
-    PyObject *facts = facts_to_python(&taken.facts, taken.start);
-    point_release(taken.start);
-    return facts;
-}
-
-static PyObject *python_pending_facts(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    PyObject *list = PyList_New(0);
-    for (uint32_t i = 0; list != NULL && num_pending > 0 && i < PENDING_PLACES; i++) {
-        if (pending[i].work == NULL) {
-            continue;
-        }
-        Facts known = pending[i].facts; /* making objects may run a finalizer, which waits */
-        PyObject *facts = facts_to_python(&known, pending[i].start);
-        if (facts == NULL || PyList_Append(list, facts) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(facts);
-    }
-    return list;
-}
-
-static PyObject *python_blocked(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    if (!is_blocked) {
-        Py_RETURN_NONE;
-    }
-    Facts known = blocked_facts;
-    return facts_to_python(&known, (Point){NULL, blocked_since_ns});
-}
-
-static PyObject *python_latest_end(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    if (!has_latest_end) {
-        Py_RETURN_NONE;
-    }
-    return point_to_python(latest_end);
-}
-
-static PyObject *python_clear_latest_end(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    forget_latest_end();
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_is_inside(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    return PyBool_FromLong(is_inside);
-}
-
-static PyObject *python_set_inside(PyObject *module, PyObject *value) {
-    (void)module;
-    is_inside = PyObject_IsTrue(value) == 1;
-    Py_RETURN_NONE;
-}
-
-static PyObject *python_saw_capture(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    bool saw = has_captured;
-    has_captured = false;
-    return PyBool_FromLong(saw);
-}
-
-PyMethodDef methods_functions[] = {
-    {"configure", (PyCFunction)(void (*)(void))python_configure, METH_VARARGS | METH_KEYWORDS,
-     "Say what a recording needs to know of torch and of Python's path."},
-    {"set_recording", python_set_recording, METH_O, "Record calls from now on, or only count them."},
-    {"set_capturing", python_set_capturing, METH_O, "Leave all calls to Python while a graph is captured."},
-    {"set_place", python_set_place, METH_O, "Say where training is: (step, microbatch, chunk, stage)."},
-    {"set_computing", python_set_computing, METH_VARARGS,
-     "Say by marks which streams compute, and whether the step's is among them."},
-    {"end", python_end, METH_NOARGS, "Pass all calls on from now on, and give up what nobody has waited for."},
-    {"surrender", python_surrender, METH_O, "Return the facts of a Work's communication, which is Python's now; or None."},
-    {"pending", python_pending_facts, METH_NOARGS, "Return the facts of communications that nobody has waited for."},
-    {"blocked", python_blocked, METH_NOARGS, "Return the facts of what is being handed on or waited for; or None."},
-    {"latest_end", python_latest_end, METH_NOARGS, "Return the mark at the end of the latest stall; or None."},
-    {"clear_latest_end", python_clear_latest_end, METH_NOARGS, "Forget that mark: a step begins."},
-    {"is_inside", python_is_inside, METH_NOARGS, "Return whether this thread is in a call that has been counted."},
-    {"set_inside", python_set_inside, METH_O, "Say so for Python's path."},
-    {"saw_capture", python_saw_capture, METH_NOARGS,
-     "Return whether a communication was captured into a graph since the last call."},
-    {NULL, NULL, 0, NULL},
-};
-
 int methods_init(PyObject *module) {
     struct {
         PyObject **place;
         const char *name;
     } names[] = {
-        {&name_nbytes, "nbytes"},  {&name_dtype, "dtype"},   {&name_is_cuda, "is_cuda"},
-        {&name_async, "asyncOp"},  {&name_root, "rootRank"}, {&name_get_device, "get_device"},
-        {&name_back, "f_back"},    {&name_code, "f_code"},   {&name_func, "__func__"},
+        {&name_async, "asyncOp"}, {&name_root, "rootRank"}, {&name_back, "f_back"},
+        {&name_code, "f_code"},   {&name_func, "__func__"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         *names[i].place = PyUnicode_InternFromString(names[i].name);

@@ -486,11 +486,11 @@ typedef struct {
     int64_t first; /* node of its graph; NOT_APPLICABLE without gradients */
     Coordinates place;
     Point start;
-} Call;
+} ModuleCall;
 
 static void call_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
-    Call *call = (Call *)self;
+    ModuleCall *call = (ModuleCall *)self;
     point_release(call->start);
     Py_DECREF((PyObject *)call->label);
     PyObject_Free(self);
@@ -503,7 +503,7 @@ static PyType_Slot call_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec call_spec = {"commtrace._native.core.Call", sizeof(Call), 0,
+static PyType_Spec call_spec = {"commtrace._native.core.Call", sizeof(ModuleCall), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, call_slots};
 
 /* The label of a module whose call is to be recorded, borrowed; NULL of others, or with an exception. */
@@ -546,12 +546,12 @@ static PyObject *modules_begin(PyObject *self, PyObject *const *arguments, Py_ss
         task = number_of(PyObject_CallNoArgs(modules->graph_task));
     }
     Point start = {NULL, 0};
-    Call *call = NULL;
+    ModuleCall *call = NULL;
     if (PyErr_Occurred() == NULL) {
         take_point(modules, &start); /* the end tells whether a graph was captured */
     }
     if (PyErr_Occurred() == NULL) {
-        call = PyObject_New(Call, call_type);
+        call = PyObject_New(ModuleCall, call_type);
     }
     if (call == NULL) {
         point_release(start);
@@ -574,7 +574,7 @@ static PyObject *modules_end(PyObject *self, PyObject *const *arguments, Py_ssiz
         PyErr_SetString(PyExc_TypeError, "end(call[, result])");
         return none_or_error(modules);
     }
-    Call *call = (Call *)arguments[0];
+    ModuleCall *call = (ModuleCall *)arguments[0];
     call->label->is_open = false;
     if (modules->recording != num_recordings) { /* the recording has ended meanwhile */
         Py_RETURN_NONE;

@@ -227,7 +227,8 @@ static bool add_communication(const Happening *happening, int64_t start, int64_t
     row.timing = timing_of(happening->start, happening->end);
     row.is_unfinished = happening->is_unfinished;
     bool is_waited_for = happening->has_stall && facts->is_async && facts->device == NOT_APPLICABLE;
-    row.end_exact = !is_waited_for || end - waited_from >= SHORTEST_HOST_WAIT_NS;
+    bool was_over = is_waited_for && end - waited_from < SHORTEST_HOST_WAIT_NS;
+    row.end_exact = !happening->is_end_late && !was_over;
     if (!is_placed) {
         memcpy(place, &row, sizeof row);
         return true;
@@ -271,10 +272,11 @@ static bool gathered(const Happening *happening) {
     int known = point_time(happening->start, &start);
     int known_wait = point_time(happening->waited_from, &waited_from);
     int known_end = point_time(happening->end, &end);
-    if (known == 0 || known_wait == 0 || known_end == 0) {
+    /* One that is lost is enough: there will be no row, and nothing to ask about. */
+    bool is_lost = known < 0 || known_wait < 0 || known_end < 0;
+    if (!is_lost && (known == 0 || known_wait == 0 || known_end == 0)) {
         return false;
     }
-    bool is_lost = known < 0 || known_wait < 0 || known_end < 0;
     if (happening->has_row && (is_lost || !add_communication(happening, start, waited_from, end))) {
         rows_drop(happening->facts.kind);
     }
@@ -464,7 +466,8 @@ PyObject *rows_ahead(PyObject *module, PyObject *unused) {
     }
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < num_ahead && i < MOST_LOOKED_AT; i++) {
-        if (ahead[i].has_row && ahead[i].facts.operation >= 0) {
+        int64_t start;
+        if (ahead[i].has_row && ahead[i].facts.operation >= 0 && point_time(ahead[i].start, &start) >= 0) {
             copies[num_copies] = ahead[i];
             copies[num_copies++].start = point_shared(ahead[i].start);
         }

@@ -382,6 +382,8 @@ class NativeClock:
             try:
                 self._core.open_driver(driver, self._is_threaded)
                 return True
+            except BlockingIOError:  # Another thread closes the device, or is stuck in it: the next mark tries again.
+                return False
             except OSError as error:
                 errors.append(str(error))
         self._failure = "no driver can be used: " + "; ".join(errors)

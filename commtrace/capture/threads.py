@@ -78,9 +78,14 @@ class CallingThread(threading.local):
         self.threads = threads  # idents of all threads that have used this object
         threads.add(threading.get_ident())
 
+    @property
+    def is_in_hook(self) -> bool:
+        """Return whether it is between torch's pre-hook and post-hook of an operation."""
+        return bool(self.issuing)
+
 
 class NativeCallingThread(CallingThread):
-    """The same where the native part passes calls to torch, too: it keeps the flag for both."""
+    """The same where the native part passes calls to torch, too: it keeps the flags for both."""
 
     def __init__(self, threads: set[int], core: Any) -> None:
         super().__init__(threads)
@@ -94,10 +99,31 @@ class NativeCallingThread(CallingThread):
     def has_counted(self, has_counted: bool) -> None:
         self._core.set_inside(has_counted)
 
+    @property
+    def is_in_operator(self) -> bool:
+        return bool(self._core.is_in_operator())
+
+    @is_in_operator.setter
+    def is_in_operator(self, is_in_operator: bool) -> None:
+        self._core.set_in_operator(is_in_operator)
+
+    @property
+    def waits_in_cpp(self) -> bool:
+        return bool(self._core.waits_in_cpp())
+
+    @waits_in_cpp.setter
+    def waits_in_cpp(self, waits_in_cpp: bool) -> None:
+        self._core.set_waits_in_cpp(waits_in_cpp)
+
+    @property
+    def is_in_hook(self) -> bool:
+        """Return whether it is in one of torch's hooks, or between two of them."""
+        return bool(self.issuing) or bool(self._core.is_in_hook())
+
 
 def nothing_communicates(thread: CallingThread) -> bool:
     """Return whether this thread alone has communicated, is not communicating now, and no other could begin to."""
-    is_inside = thread.has_counted or bool(thread.issuing)
+    is_inside = thread.has_counted or thread.is_in_hook
     return not is_inside and thread.threads == {threading.get_ident()} and not other_threads()
 
 

@@ -37,6 +37,11 @@ class SimulatedTensor:
         self.dtype = torch.float32
         self.device = torch.device(device)
         self.is_cuda = self.device.type == "cuda"
+        self.is_meta = False
+
+    def untyped_storage(self) -> Any:
+        """Return its storage, whose number is its own as long as it lives."""
+        return SimpleNamespace(_cdata=id(self))
 
     def get_device(self) -> int:
         """Return the number of its device; -1 on the host."""

@@ -71,14 +71,22 @@ class BareCore:
         }  # fmt: skip
         self.core.configure(**{**usual, **changed})
 
-    def use_driver(self, driver: SimulatedDriver, raw_stream: Callable[[int], int]) -> None:
+    def use_driver(
+        self,
+        driver: SimulatedDriver,
+        raw_stream: Callable[[int], int],
+        tensor_types: tuple[type, ...] = (torch.Tensor,),
+    ) -> None:
         """Take marks on device 0 of the simulated driver, which the first mark opens."""
 
         def open_device() -> bool:
             self.core.open_driver(str(driver.path), True)
             return True
 
-        self.configure(times_devices=True, raw_stream=raw_stream, current_device=lambda: 0, open_device=open_device)
+        self.configure(
+            tensor_types=tensor_types, times_devices=True, raw_stream=raw_stream, current_device=lambda: 0,
+            open_device=open_device,
+        )  # fmt: skip
 
     def resolved(self, mark: object, timeout_seconds: float = 20.0) -> int:
         """Return the time of a mark, ns, once the device has passed it."""

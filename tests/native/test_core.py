@@ -6,8 +6,10 @@ import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from commtrace.capture.collectives.groups import PythonCounters
+from commtrace.capture.native import NativeClock
 from commtrace.trace.schema import COLLECTIVE
 from tests.capture.recording import native
+from tests.capture.simulated_nccl import SimulatedTensor, tensor
 from tests.native.bare_core import (
     ASYNCHRONOUS,
     NO_PLACE,
@@ -31,6 +35,12 @@ from tests.native.simulated_driver import SimulatedDriver
 pytestmark = pytest.mark.timeout(60)
 
 TENSORS = [torch.zeros(4)]
+
+
+class Slotted:
+    """Has no weak references."""
+
+    __slots__ = ()
 
 
 def nothing(*_arguments: object) -> None:
@@ -362,6 +372,47 @@ def test_a_work_at_the_address_of_one_that_died_has_no_wait_of_its(core: BareCor
     assert row["is_unfinished"]
 
 
+def test_a_wait_for_a_work_that_nobody_saw_is_not_one_for_a_work_that_had_its_address(core: BareCore) -> None:
+    class Work:
+        pass
+
+    launch, waits = core.method(lambda *_: Work()), Slow(nothing)
+    wait = core.wait(nothing, waits)
+    launch(core.process_group, TENSORS, SYNCHRONOUS)  # its Work dies at once
+    unseen = [Work() for _ in range(100)]  # one of them at its address
+    for work in unseen:
+        wait(work)
+
+    assert core.take(COLLECTIVE) == []
+    core.core.end()
+    [row] = core.take(COLLECTIVE)
+    assert row["is_unfinished"]
+
+
+def test_a_work_is_referred_to_until_it_was_waited_for(core: BareCore) -> None:
+    work = ProcessGroup()
+    launch, wait = core.method(lambda *_: work), core.wait(nothing)
+    launch(core.process_group, TENSORS, SYNCHRONOUS)
+    assert weakref.getweakrefcount(work) == 1
+    wait(work)
+    assert weakref.getweakrefcount(work) == 0
+
+    for end in (core.core.end, lambda: core.core.surrender(work)):
+        core.configure()
+        core.method(lambda *_: work)(core.process_group, TENSORS, SYNCHRONOUS)
+        end()
+        assert weakref.getweakrefcount(work) == 0
+
+
+def test_works_without_weak_references_are_known_by_their_addresses(core: BareCore) -> None:
+    work = Slotted()
+    core.method(lambda *_: work)(core.process_group, TENSORS, SYNCHRONOUS)
+    core.wait(nothing)(work)
+
+    [row] = core.take(COLLECTIVE)
+    assert not row["is_unfinished"]
+
+
 def test_of_several_threads_that_wait_for_one_work_one_records_it(core: BareCore) -> None:
     work, waiting = ProcessGroup(), threading.Barrier(4)
     core.method(lambda *_: work)(core.process_group, TENSORS, SYNCHRONOUS)
@@ -484,6 +535,29 @@ def test_a_driver_that_is_stuck_is_left_alone_until_it_goes_on(device: BareCore,
     device.resolved(device.core.mark())
 
 
+def test_a_clock_is_not_off_because_another_thread_closes_the_device(device: BareCore, driver: SimulatedDriver) -> None:
+    stream = driver.create_stream()
+    cuda = SimpleNamespace(is_initialized=lambda: True, current_device=lambda: 0, raw_stream=lambda _device: stream)
+    clock = NativeClock(device.core, cuda, driver=str(driver.path))
+    device.configure(times_devices=True, **clock.of_torch)
+    device.resolved(clock.mark(0))
+    driver.hold("cuEventQuery")
+    clock.mark(0)
+    while not driver.held_calls():
+        time.sleep(0.001)
+    closing = threading.Thread(target=device.core.close_device, args=(10_000,))
+    closing.start()
+    while device.core.device_state()[0]:
+        time.sleep(0.001)
+    assert isinstance(clock.mark(0), int)
+    assert not clock.is_off
+
+    driver.release("cuEventQuery")
+    closing.join()
+    device.resolved(clock.mark(0))
+    assert device.core.device_state()[0]
+
+
 def test_marks_are_taken_while_the_device_is_opened_and_closed(device: BareCore) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -518,6 +592,20 @@ def test_recordings_leave_nothing_in_the_driver(device: BareCore, driver: Simula
         device.core.close_device(5_000)
 
     assert (len(driver.live_events()), len(driver.live_streams())) == (0, before)
+
+
+def test_what_has_no_room_for_its_mark_began_when_it_was_called(device: BareCore, driver: SimulatedDriver) -> None:
+    stream = driver.create_stream()
+    device.use_driver(driver, lambda _device: stream, (SimulatedTensor,))
+    driver.hold("cuEventQuery")
+    while device.core.mark(0).taken_at:
+        pass
+    blocked: list[tuple[Any, ...]] = []
+    before = device.core.host_ns()
+    device.method(lambda *_: blocked.append(device.core.blocked()))(device.process_group, [tensor(8)], SYNCHRONOUS)
+
+    [facts] = blocked
+    assert before <= facts[-1] <= device.core.host_ns()
 
 
 def voluntary_switches(thread_name: str) -> int:

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
 from tests.native.forked import in_child
@@ -43,6 +44,8 @@ def timer(interval_seconds: float) -> Iterator[list[int]]:
         signal.signal(signal.SIGALRM, before)
 
 
+FUNCTIONS: Any = torch.ops._c10d_functional
+
 # Its new name, since torch 2.13.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -63,7 +66,20 @@ class Launches:
             dist.all_reduce(self.tensor, group=self.group, async_op=True).wait()
             dist.send(self.tensor, 1, group=self.group)
             dist.isend(self.tensor, 2, group=self.group, tag=3).wait()
-            self.launched += 6
+            FUNCTIONS.wait_tensor(FUNCTIONS.all_reduce(self.tensor, "sum", self.group.group_name))
+            self.launched += 7
+
+
+@contextmanager
+def capturing(recording: Recording) -> Iterator[None]:
+    """With the methods of ``ProcessGroup`` replaced, and the functional operators."""
+    with recording.capturing():
+        functional = FunctionalCapture(recording.tracer, FunctionalWaits(recording.tracer))
+        functional.install()
+        try:
+            yield
+        finally:
+            functional.uninstall()
 
 
 def fork_and_wait(group: Any) -> None:
@@ -102,7 +118,7 @@ def test_of_a_million_calls_each_one_is_recorded_or_counted_as_dropped(rounds: i
             recording = Recording(capacity=200_000)
             for launches in threads:
                 launches.launched = 0
-            with recording.capturing(), timer(0.0005) as interrupted:
+            with capturing(recording), timer(0.0005) as interrupted:
                 running = in_threads([partial(launches.run, rounds // 2) for launches in threads])
                 forks = 0
                 while any(thread.is_alive() for thread in running):
@@ -134,7 +150,7 @@ def test_recordings_begin_and_end_while_threads_call() -> None:
         try:
             for _ in range(60):
                 recording = Recording()
-                with recording.capturing():
+                with capturing(recording):
                     time.sleep(0.005)
                 rows = recording.rows(schema.COLLECTIVE, schema.P2P)
                 num_rows += len(rows)
@@ -159,9 +175,10 @@ def test_exceptions_of_signals_within_calls_leave_all_in_order() -> None:
     with fake_backend():
         tensor, caught = torch.zeros(4), 0
         recording = Recording(capacity=1_000_000)
+        name = dist.distributed_c10d._get_default_group().group_name
         before = signal.signal(signal.SIGALRM, handle)
         try:
-            with recording.capturing():
+            with capturing(recording):
                 counters: Any = recording.tracer.groups.state(dist.group.WORLD).collective_seq  # type: ignore[arg-type]
                 end = time.monotonic() + 3
                 while time.monotonic() < end:
@@ -169,6 +186,7 @@ def test_exceptions_of_signals_within_calls_leave_all_in_order() -> None:
                         signal.setitimer(signal.ITIMER_REAL, 0.0003)
                         while True:
                             dist.all_reduce(tensor)
+                            FUNCTIONS.wait_tensor(FUNCTIONS.all_reduce(tensor, "sum", name))
                     except InterruptedCallError:
                         caught += 1
                         recording.recorder.flush()
@@ -202,7 +220,7 @@ def test_calls_leave_no_memory_behind(rounds: int) -> None:
                 recording.sink.rows.clear()
             gc.collect()
 
-        with recording.capturing():
+        with capturing(recording):
             run(3_000)  # the ring, the blocks and the pools are in use then
             before = resident_kib()
             run(rounds)
@@ -219,7 +237,7 @@ def test_recordings_leave_next_to_no_memory_behind(recordings: int) -> None:
         def run(number: int) -> None:
             for _ in range(number):
                 recording = Recording()
-                with recording.capturing():
+                with capturing(recording):
                     launches.run(5)
                 recording.rows()
                 recording.tracer.groups.states.clear()
@@ -263,7 +281,7 @@ def test_profilers_see_the_calls_by_their_names() -> None:
     recording = Recording()
     with fake_backend():
         recording.tracer.groups.register_known_groups()
-    with recording.capturing():
+    with capturing(recording):
         assert seen_by_profile_function() == expected
         assert any("allreduce" in name for name in profiled())
     assert set(expected) >= {"allreduce", "broadcast"}

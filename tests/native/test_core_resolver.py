@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.native.bare_core import NO_PLACE, BareCore
+from commtrace.trace.schema import COLLECTIVE
+from tests.capture.simulated_nccl import SimulatedTensor, tensor
+from tests.native.bare_core import ASYNCHRONOUS, NO_PLACE, BareCore, ProcessGroup
 from tests.native.simulated_driver import SimulatedDriver
 
 pytestmark = pytest.mark.timeout(120)
@@ -161,20 +163,44 @@ def test_a_stuck_stream_holds_up_no_other(device: Device) -> None:
 
 
 def test_marks_on_more_streams_than_there_is_room_for_are_lost_and_counted(device: Device) -> None:
-    marks = []
-    for number in range(1_100):
-        stream = device.driver.create_stream()
-        device.use(stream)
-        device.driver.kernel(stream, 1_000_000 * MILLISECOND)
-        marks.append(device.mark())
-        device.core.core.span(0, 0, 1, NO_PLACE, number, marks[-1])
-    deadline = time.monotonic() + 20
-    while not is_lost(device, marks[-1]) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    marks = marks_on_too_many_streams(device)
+    for number, mark in enumerate(marks):
+        device.core.core.span(0, 0, 1, NO_PLACE, number, mark)
 
     assert [is_lost(device, mark) for mark in marks] == [False] * 1_024 + [True] * 76
     device.core.core.give_up()
     assert device.core.num_dropped() == 1_100
+
+
+def marks_on_too_many_streams(device: Device) -> list[Any]:
+    """Return marks that the device does not pass, the last of which are lost."""
+    marks = []
+    for _ in range(1_100):
+        stream = device.driver.create_stream()
+        device.use(stream)
+        device.driver.kernel(stream, 1_000_000 * MILLISECOND)
+        marks.append(device.mark())
+    deadline = time.monotonic() + 20
+    while not is_lost(device, marks[-1]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return marks
+
+
+def test_what_has_lost_a_mark_does_not_wait_for_another_one(device: Device) -> None:
+    """It would be among what the device is behind with, and there is no time to tell of it."""
+    device.core.use_driver(device.driver, lambda _device: device.streams.current, (SimulatedTensor,))
+    marks = marks_on_too_many_streams(device)
+    work = ProcessGroup()
+    # Launched on a stream that is not followed, waited for on one that is, and never passed.
+    device.core.method(lambda *_: work)(device.core.process_group, [tensor(8)], ASYNCHRONOUS)
+    device.use(marks[0].stream)
+    device.core.wait(lambda *_: None)(work)
+    deadline = time.monotonic() + 20
+    while device.core.num_dropped(COLLECTIVE) == 0 and time.monotonic() < deadline:
+        device.core.take()
+
+    assert device.core.num_dropped(COLLECTIVE) == 1
+    assert device.core.core.ahead() == []
 
 
 def is_lost(device: Device, mark: Any) -> bool:

@@ -7,6 +7,7 @@ Torch ≥ 2.14 has hooks of process groups for it (:class:`Hooked`); before, ker
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Measure, Operation
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Part
+from commtrace.capture.native import Native
 from commtrace.capture.records import Launch, launch_of
 from commtrace.capture.threads import is_below, nothing_communicates, other_threads
 from commtrace.capture.tracer import Tracer
@@ -56,14 +58,17 @@ class HookArguments(Protocol):
     work: Work
 
 
+GroupHook: TypeAlias = Callable[[HookArguments], None]
+
+
 class HookedGroup(Protocol):
     """A ``ProcessGroup`` of torch ≥ 2.14; the stubs of earlier versions lack the methods for hooks."""
 
     def rank(self) -> int: ...
 
-    def register_pre_hook(self, number: int, hook: Callable[[HookArguments], None], /) -> None: ...
+    def register_pre_hook(self, number: int, hook: GroupHook, /) -> None: ...
 
-    def register_post_hook(self, number: int, hook: Callable[[HookArguments], None], /) -> None: ...
+    def register_post_hook(self, number: int, hook: GroupHook, /) -> None: ...
 
     def unregister_pre_hook(self, number: int, /) -> None: ...
 
@@ -101,6 +106,7 @@ class ProcessGroupHooks:
         self._waits = waits
         self._reducer = reducer
         self._active = False
+        self._native = tracer.native
         self._id = next(_hook_ids)
         self._groups: list[weakref.ref[HookedGroup]] = []
         self._operations: dict[int, HookedOperation] = {}
@@ -123,12 +129,33 @@ class ProcessGroupHooks:
             for name, operation in HOOKED_OPERATIONS.items()
             if name in names
         }
+        if self._native is not None:
+            self._configure(self._native, int(names["ALLREDUCE"]))
         self._active = True
         atexit.register(self._end)
         self._tracer.groups.follow(self._register)
 
-    def uninstall(self) -> None:
+    def _configure(self, native: Native, all_reduce: int) -> None:
+        import torch
+
+        operation = HOOKED_OPERATIONS["ALLREDUCE"]
+        native.core.configure_hooks(
+            failed=functools.partial(self._tracer.failed, HOOKS_PART),
+            graph_task=torch._C._current_graph_task_id,
+            current_node=torch._C._current_autograd_node,
+            begin_backward=self._reducer.begin_backward,
+            all_reduce=all_reduce,
+            operation=native.operation(operation),
+            name=native.code(operation.name),
+        )
+
+    def _deactivate(self) -> None:
         self._active = False
+        if self._native is not None:
+            self._native.core.end_hooks()
+
+    def uninstall(self) -> None:
+        self._deactivate()
         self._tracer.groups.unfollow(self._register)
         # torch keeps hooks in a map without a lock: taking one out while a communication passes it, on this thread or
         # another, ends the process with a segmentation fault. So it is done only where none can be in one. Elsewhere
@@ -141,7 +168,7 @@ class ProcessGroupHooks:
 
     def _end(self) -> None:
         # As Python ends. Not while a daemon thread communicates: it may be in a hook now.
-        self._active = False
+        self._deactivate()
         self._tracer.groups.unfollow(self._register)
         if not self._tracer.thread.threads & other_threads():
             self._take_out()
@@ -158,14 +185,22 @@ class ProcessGroupHooks:
         hooked = cast("HookedGroup", process_group)
         try:
             self._groups.append(weakref.ref(hooked))
-            hooked.register_pre_hook(self._id, self._pre_hook(state, OwnRank(hooked.rank())))
-            hooked.register_post_hook(self._id, self._post_hook(state))
+            pre, post = self._hooks_of(state, OwnRank(hooked.rank()))
+            hooked.register_pre_hook(self._id, pre)
+            hooked.register_post_hook(self._id, post)
         except Exception as error:  # A foreign class that is no group of C++.
             self._tracer.guard.noticed(
                 f"group {state.group.name!r} takes no hooks ({error}): its communication from C++ is not recorded"
             )
 
-    def _pre_hook(self, state: GroupState, own_rank: OwnRank) -> Callable[[HookArguments], None]:
+    def _hooks_of(self, state: GroupState, own_rank: OwnRank) -> tuple[GroupHook, GroupHook]:
+        pre, post = self._pre_hook(state, own_rank), self._post_hook(state)
+        if self._native is None:
+            return pre, post
+        hook, counters = self._native.core.GroupHook, state.collective_seq
+        return hook(counters, pre, is_post=False), hook(counters, post, is_post=True)
+
+    def _pre_hook(self, state: GroupState, own_rank: OwnRank) -> GroupHook:
         import torch
 
         thread, reducer, failed, unmeasured = (
@@ -208,7 +243,7 @@ class ProcessGroupHooks:
         self._code.add(pre.__code__)
         return pre
 
-    def _post_hook(self, state: GroupState) -> Callable[[HookArguments], None]:
+    def _post_hook(self, state: GroupState) -> GroupHook:
         import torch
 
         thread, failed, reducer = self._tracer.thread, self._tracer.failed, self._reducer

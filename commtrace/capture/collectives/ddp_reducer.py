@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, flat_tensors
-from commtrace.capture.device.clock import Mark, now_ns
+from commtrace.capture.device.clock import Mark, is_on_device, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.instances import instances_of
+from commtrace.capture.native import Facts
 from commtrace.capture.records import (
     ENDED,
     NUMBER,
@@ -50,9 +51,9 @@ class HostCall:
 
     __slots__ = ("completion", "launch")
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, number: int | None = None, end: int = 0) -> None:
         self.launch = launch
-        self.completion = [next_id(), 0, 0]
+        self.completion = [next_id() if number is None else number, 0, end]
 
     @property
     def id(self) -> int:
@@ -64,7 +65,16 @@ class HostCall:
         return self.completion[ENDED]
 
 
+class NativeBucket(NamedTuple):
+    """A bucket of a device's tensors that the native part has: it is the last one of its backward."""
+
+    launch: Launch
+    id: int
+
+
 CppCall: TypeAlias = "HostCall | DeviceCall"
+AwaitedBucket: TypeAlias = "CppCall | NativeBucket"
+"""The last bucket of a backward, for which the reducer waits with all before it."""
 
 
 class CppCalls:
@@ -73,6 +83,7 @@ class CppCalls:
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
         self._devices = devices
+        self._native = tracer.native
         self._unfinished: dict[int, HostCall] = {}
         # Whose Works are asked whether they are over, oldest first.
         self._asked: deque[tuple[HostCall, Work]] = deque()
@@ -136,6 +147,8 @@ class CppCalls:
 
     def ask(self) -> None:
         """Note the end of what is over by now. What runs behind something that goes on is not asked."""
+        if self._native is not None:
+            self._native.core.ask_buckets()
         asked, append, end = self._asked, self._tracer.append, 0
         while asked:
             try:
@@ -148,9 +161,30 @@ class CppCalls:
             call.completion[ENDED] = end = end or now_ns()
             append((ended_by_rows, schema.COLLECTIVE, call.launch, call.completion[NUMBER], end))
 
-    def call_back(self) -> None:
-        """Have the last of what goes on call back when it ends: the host is about to wait for all of it."""
+    def about_to_wait(self, last: CppCall | None, task: int) -> AwaitedBucket | None:
+        """Return the last bucket of a backward pass, ``last`` if the native part has no later one.
+
+        The host is about to wait for all of them: the last one that goes on calls back when it ends.
+        """
         self.ask()
+        known = None if self._native is None else self._native.core.latest_bucket(task)
+        if self._native is None or known is None:
+            self._call_back()
+            return last
+        facts, end = Facts(*known[0]), known[1]
+        if last is not None and last.id > facts.id:
+            self._call_back()
+            return last
+        launch = self._native.launch(facts)
+        if is_on_device(launch.start):
+            return NativeBucket(launch, facts.id)
+        bucket = HostCall(launch, facts.id, end)
+        work = None if end else self._native.core.take_bucket(facts.id)
+        if work is not None:
+            self.complete(bucket, work, stalls_until_end=False)
+        return bucket
+
+    def _call_back(self) -> None:
         try:
             call, work = self._asked.pop()
         except IndexError:  # All are over, maybe since another thread has asked.
@@ -160,6 +194,8 @@ class CppCalls:
     def forget_asked(self) -> None:
         """Note what is over; record the rest without an end."""
         self.ask()
+        if self._native is not None:
+            self._native.core.forget_buckets()
         while self._asked:
             self._forget_oldest()
 
@@ -170,15 +206,22 @@ class CppCalls:
             return
         self._tracer.append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
 
-    def mark(self, issued: CppCall) -> Mark:
-        return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
+    def mark(self, issued: AwaitedBucket) -> Mark:
+        if isinstance(issued, HostCall) or self._devices is None:
+            return now_ns()
+        start = issued.launch.start
+        return self._devices.mark(start.device if is_on_device(start) else None)
 
-    def stalled(self, issued: CppCall, start: Mark, end: Mark) -> None:
+    def stalled(self, issued: AwaitedBucket, start: Mark, end: Mark, last_in_python: CppCall | None = None) -> None:
+        """Record the wait for a communication, and for all before it, of which the last may be Python's."""
         tracer = self._tracer
         tracer.last_mark = end
-        if isinstance(issued, DeviceCall):
-            if self._devices is not None:
-                self._devices.stalled(issued, start, end)
+        if not isinstance(issued, HostCall):
+            if self._native is not None:
+                self._native.core.buckets_waited(start, end, isinstance(issued, NativeBucket))
+            call = issued if isinstance(issued, DeviceCall) else last_in_python
+            if self._devices is not None and isinstance(call, DeviceCall):
+                self._devices.stalled(call, start, end, is_last=call is issued)
             return
         issued.completion[WAITED] = end
         # What follows the end of the communication is the reducer copying gradients: work, not a stall. One that was
@@ -225,6 +268,7 @@ class ReducerCapture:
         for name in _COMMUNICATE_IN_CPP:
             self._hooks.replace(torch.distributed, name, self._communicating_in_cpp)
         self._hooks.replace(Reducer, "_rebuild_buckets", self._communicating_in_cpp)
+        self._tell_native()
         if torch.distributed.is_initialized() and instances_of(DistributedDataParallel):
             self._watch_from_now_on()
 
@@ -232,9 +276,19 @@ class ReducerCapture:
         self._is_installed = False
         self._hooks.restore()
         self.has_seen_ddp = False
+        self._tell_native()
         if self._kernels is not None:
             self._kernels.uninstall()
         self._issued.forget_asked()
+
+    def _tell_native(self) -> None:
+        native = self._tracer.native
+        if native is not None:
+            native.core.watch_reducer(self.has_seen_ddp, self._issued.devices is not None)
+
+    def begin_backward(self, task: int) -> None:
+        """Be told by the native part of the first bucket in a backward pass."""
+        self._around_the_reducer(task)
 
     def sent(self, issued: CppCall, work: Work, task: int) -> None:
         """Take a communication of the reducer in a backward pass; if ``task`` is −1, of C++ that waits for it."""
@@ -294,6 +348,7 @@ class ReducerCapture:
 
     def _watch_from_now_on(self) -> None:
         self.has_seen_ddp = True
+        self._tell_native()
         self._watch()
 
     def _watch(self) -> None:
@@ -319,6 +374,7 @@ class _Backward:
         self._tracer = tracer
         self._issued = issued
         self._first = next_id()
+        self._awaited: AwaitedBucket | None = None
         self._start: Mark = None
 
     def queue(self) -> None:
@@ -326,10 +382,10 @@ class _Backward:
 
     def _before(self) -> None:
         try:
-            if self.last_launch is not None:
-                self._issued.call_back()
-                self._start = self._issued.mark(self.last_launch)
-                self._tracer.blocked[0] = self.last_launch.launch
+            awaited = self._awaited = self._issued.about_to_wait(self.last_launch, self.task)
+            if awaited is not None:
+                self._start = self._issued.mark(awaited)
+                self._tracer.blocked[0] = awaited.launch
                 _queue_callback(self._after)
             elif self._issued.devices is not None:
                 self._start = self._issued.devices.mark()
@@ -340,8 +396,9 @@ class _Backward:
     def _after(self) -> None:
         try:
             self._tracer.blocked[0] = None
-            if self.last_launch is not None:
-                self._issued.stalled(self.last_launch, self._start, self._issued.mark(self.last_launch))
+            awaited = self._awaited
+            if awaited is not None:
+                self._issued.stalled(awaited, self._start, self._issued.mark(awaited), self.last_launch)
                 self._issued.ask()
             elif self._issued.devices is not None:
                 devices = self._issued.devices

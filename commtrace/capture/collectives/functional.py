@@ -30,6 +30,7 @@ from commtrace.capture.collectives.operator_calls import (
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
+from commtrace.capture.native import Facts, Native
 from commtrace.capture.records import (
     NUMBER,
     WAITED,
@@ -174,7 +175,7 @@ class FunctionalCapture:
         self._waits = waits
         self._devices = devices
         self._kernels_for = kernels_for
-        self._calls = OperatorCalls()
+        self._calls = OperatorCalls(None if tracer.native is None else tracer.native.core)
         self._captures = Captures(tracer.thread)
         self._hooks = Hooks(PART, tracer)
         self._state_of: Callable[[str | ProcessGroup], tuple[ProcessGroup, GroupState]] = _states(tracer)
@@ -186,15 +187,15 @@ class FunctionalCapture:
         for name in sorted(EVERY_OPERATOR):
             overload = default_overload("_c10d_functional", name)
             if overload is not None:
-                self._calls.take(overload, self._capture(name, overload, reaches_kernels, from_python=True))
+                capture = self._capture(name, overload, reaches_kernels, from_python=True)
+                self._calls.take(overload, capture, **self._common(name, overload))
         for name in _WITH_GRADIENTS:
             overload = default_overload("_c10d_functional_autograd", name)
-            if overload is not None:
-                if _communicates_itself(overload):
-                    capture = self._collective_capture(overload, FUNCTIONAL[name], reaches_kernels, from_python=True)
-                else:
-                    capture = self._called_from_cpp
-                self._calls.take(overload, capture)
+            if overload is not None and _communicates_itself(overload):
+                capture = self._collective_capture(overload, FUNCTIONAL[name], reaches_kernels, from_python=True)
+                self._calls.take(overload, capture, **self._common(name, overload))
+            elif overload is not None:
+                self._calls.take(overload, self._called_from_cpp)
         self._waits.install()
         self._hooks.when_imported("torch._inductor.codecache", self._watch_compiled_cpp)
         self._hooks.when_imported("torch._inductor.package.package", self._watch_packages)
@@ -219,6 +220,21 @@ class FunctionalCapture:
             if kernel is not None:
                 self._captures.take(kernel, self._capture(name, kernel.overload, is_sent, from_python=False))
         self._waits.capture_calls_of_cpp()
+
+    def _common(self, name: str, overload: OpOverload) -> dict[str, int]:
+        """Return what the native part needs to know of an operator with one tensor; nothing of others."""
+        native, functional = self._tracer.native, FUNCTIONAL.get(name)
+        if native is None or functional is None or functional.measure not in (_input, _input_per_member):
+            return {}
+        return {
+            "operation": native.operation(functional.operation),
+            "name": native.code(functional.operation.name),
+            "num_arguments": len(overload._schema.arguments),
+            "tensor": functional.tensor_argument,
+            "group": functional.group_argument,
+            "root": functional.root_argument,
+            "is_per_rank": functional.measure is _input_per_member,
+        }
 
     def _called_from_cpp(self, original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
         try:
@@ -264,7 +280,7 @@ class FunctionalCapture:
 
         is_wrapped: Callable[[Any], bool] = _functorch.is_functorch_wrapped_tensor
         thread, failed = self._tracer.thread, self._tracer.failed
-        launch, remember = self._launching(operation), self._waits.remember
+        launch, remember, forget_results = self._launching(operation), self._waits.remember, self._waits.forget_results
         tensor_argument, group_argument, state_of = operation.tensor_argument, operation.group_argument, self._state_of
 
         def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
@@ -301,8 +317,11 @@ class FunctionalCapture:
                 except Exception as error:
                     failed(PART, error)
             try:
+                storages = map(storage_of, result if type(result) is list else (result,))
                 if functional is not None:
-                    remember(functional, map(storage_of, result) if type(result) is list else (storage_of(result),))
+                    remember(functional, storages)
+                else:
+                    forget_results(storages)
             except Exception as error:
                 failed(PART, error)
             return result
@@ -467,11 +486,17 @@ class Awaited:
 
     __slots__ = ("call", "completion", "launch", "number", "waited")
 
-    def __init__(self, launch: Launch, call: DeviceCall | None = None, completion: list[int] | None = None) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        call: DeviceCall | None = None,
+        completion: list[int] | None = None,
+        number: int | None = None,
+    ) -> None:
         self.launch = launch
         self.call = call
         self.completion = completion
-        self.number = next_id() if completion is None else completion[NUMBER]
+        self.number = number if number is not None else next_id() if completion is None else completion[NUMBER]
         self.waited = False
 
 
@@ -481,16 +506,35 @@ class FunctionalWaits:
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
         self._devices = devices
-        self._calls = OperatorCalls()
+        self._native = tracer.native
+        self._calls = OperatorCalls(None if tracer.native is None else tracer.native.core)
         self._captures = Captures(tracer.thread)
-        # By storage of the result (not by address: empty ones have none).
+        # By storage of the result (not by address: empty ones have none). The native part has a table of its own.
         self._pending: dict[int, Awaited] = {}
 
     def install(self) -> None:
-        if not self._calls:
-            reaches_kernels = what_reaches_kernels()
-            for overload, capture in self._capturing(reaches_kernels):
-                self._calls.take(overload, capture)
+        if self._calls:
+            return
+        if self._native is not None:
+            self._configure(self._native)
+        reaches_kernels = what_reaches_kernels()
+        for overload, capture in self._capturing(reaches_kernels):
+            is_wait = overload._opname == "wait_tensor"
+            self._calls.take(overload, capture, **({"is_wait": True, "num_arguments": 1} if is_wait else {}))
+
+    def _configure(self, native: Native) -> None:
+        import torch
+        from torch._C import _functorch, _has_torch_function_unary
+
+        native.core.configure_operators(
+            failed=functools.partial(self._tracer.failed, PART),
+            resolve_group=_resolving(),
+            has_function=_has_torch_function_unary,
+            num_modes=torch._C._len_torch_dispatch_stack,
+            is_transformed=_functorch.is_functorch_wrapped_tensor,
+            pending=self._pending,
+            forget_result=self._forget_result,
+        )
 
     def capture_calls_of_cpp(self) -> None:
         if self._captures:
@@ -503,6 +547,8 @@ class FunctionalWaits:
     def uninstall(self) -> None:
         self._calls.release()
         self._captures.release()
+        if self._native is not None:
+            self._native.core.end_operators()
         for pending in list(self._pending.values()):
             self._forget(pending)
         self._pending.clear()
@@ -529,6 +575,39 @@ class FunctionalWaits:
             if earlier is not None:
                 self._forget(earlier)
             self._pending[storage] = awaited
+            if self._native is not None:
+                self._native.core.forget_result(storage)
+
+    def forget_results(self, storages: Iterable[int]) -> None:
+        """Give up what had these storages, which are those of other results now."""
+        if not self._pending and self._native is None:
+            return
+        for storage in storages:
+            self._forget_result(storage)
+            if self._native is not None:
+                self._native.core.forget_result(storage)
+
+    def _forget_result(self, storage: int) -> None:
+        earlier = self._pending.pop(storage, None)
+        if earlier is not None:
+            self._forget(earlier)
+
+    def _take(self, storage: int) -> Awaited | None:
+        """Return the communication with its result in a storage, which is now waited for."""
+        pending = self._pending.pop(storage, None)
+        if pending is not None or self._native is None:
+            return pending
+        known = self._native.core.surrender_result(storage)
+        if known is None:
+            return None
+        facts = Facts(*known)
+        launch = self._native.launch(facts)
+        if self._devices is None or isinstance(launch.start, int):
+            return Awaited(launch, number=facts.id)
+        return Awaited(launch, self._devices.made_of(launch, facts.id, facts.position))
+
+    def _is_result(self, storage: int) -> bool:
+        return storage in self._pending or (self._native is not None and self._native.core.has_result(storage))
 
     def _forget(self, pending: Awaited) -> None:
         if pending.waited or pending.completion is not None:
@@ -541,16 +620,18 @@ class FunctionalWaits:
 
     def _wait_capture(self, is_waited_for: Callable[[object], bool]) -> Capture:
         blocked, failed = self._tracer.blocked, self._tracer.failed
-        pending_by_storage, take, waited = self._pending, self._pending.pop, self._waited
+        pending_by_storage, take, waited, has_native = self._pending, self._take, self._waited, self._native is not None
 
         def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
             pending: Awaited | None = None
             start: Mark = None
+            storage = 0
             try:
-                if pending_by_storage:
+                if pending_by_storage or has_native:
                     tensor = arguments[0] if arguments else keywords["tensor"]
                     if is_waited_for(tensor):
-                        pending = take(tensor.untyped_storage()._cdata, None)
+                        storage = tensor.untyped_storage()._cdata
+                        pending = take(storage)
                     if pending is not None:
                         start = now_ns() if pending.call is None else pending.call.clock.mark(pending.call.device)
                         blocked[0] = pending.launch  # last: from here on it is reset, whatever happens
@@ -561,6 +642,12 @@ class FunctionalWaits:
                 return original(*arguments, **keywords)
             try:
                 result = original(*arguments, **keywords)
+            except BaseException:
+                try:  # Nobody has waited for it so far.
+                    pending_by_storage.setdefault(storage, pending)
+                except Exception as error:
+                    failed(PART, error)
+                raise
             finally:
                 try:
                     blocked[0] = None
@@ -583,7 +670,7 @@ class FunctionalWaits:
             try:
                 tensors = arguments[0] if arguments else keywords["tensors"]
                 if is_waited_for(tensors):
-                    ours = [tensor for tensor in tensors if storage_of(tensor) in self._pending]
+                    ours = [tensor for tensor in tensors if self._is_result(storage_of(tensor))]
             except Exception as error:
                 self._tracer.failed(PART, error)
             # torch waits for one after the other. Where one wait ends and the next begins is known only if each is

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OperatorCall:
-    """Stands for the function of C++: an operator's hash is the hash of its ``_op``."""
+    """Stands for the function of C++, as ``Operator`` of the native part does: an operator's hash is its ``_op``'s."""
 
     def __init__(self, original: Original, capture: Capture | None) -> None:
         functools.update_wrapper(self, original)
@@ -35,21 +35,32 @@ class OperatorCall:
 
 
 class OperatorCalls:
-    """The operators whose calls one recording gets; false while there are none."""
+    """The operators whose calls one recording gets; false while there are none. ``core`` is the native part's."""
 
-    def __init__(self) -> None:
-        self._replaced: list[tuple[Any, OperatorCall]] = []
+    def __init__(self, core: Any = None) -> None:
+        self._core = core
+        self._replaced: list[tuple[Any, Any]] = []
 
     def __bool__(self) -> bool:
         return bool(self._replaced)
 
-    def take(self, overload: OpOverload, capture: Capture) -> None:
-        """Have ``capture`` get the calls of an overload, and of its operator called without naming an overload."""
+    def take(self, overload: OpOverload, capture: Capture, **common: int) -> None:
+        """Have ``capture`` get the calls of an overload, and of its operator called without naming an overload.
+
+        Those that the native part records itself, it does not get: ``common`` says what they are, in the arguments of
+        its ``Operator``.
+        """
         for operator in (overload, overload._overloadpacket):
-            call = OperatorCall(operator._op, capture)
+            call = self._standing_for(operator._op, capture, common)
             self._replaced.append((operator, call))
             _tell_the_compiler_of_scripts(call)
             operator._op = call
+
+    def _standing_for(self, original: Original, capture: Capture, common: dict[str, int]) -> Any:
+        if self._core is None:
+            return OperatorCall(original, capture)
+        call = self._core.Operator(original, capture, **common)
+        return functools.update_wrapper(call, original)
 
     def release(self) -> None:
         """Put every original back, except where other code has replaced ours. Can be called again."""
@@ -100,7 +111,7 @@ def _builtins() -> dict[int, str]:
     return table
 
 
-def _tell_the_compiler_of_scripts(call: OperatorCall) -> None:
+def _tell_the_compiler_of_scripts(call: Any) -> None:
     # torch.jit.script looks up an operator by the identity of its ``_op``.
     table = _builtins()
     name = table.get(id(call.original))

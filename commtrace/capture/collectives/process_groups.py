@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
@@ -127,7 +128,7 @@ class ProcessGroupCapture:
         self._originals.clear()
         if self._native is not None:
             self._native.core.end()
-        for launch, completion in self.pending.values():
+        for launch, completion, _ in self.pending.values():
             if completion is None:
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
             elif not completion[ENDED]:
@@ -139,7 +140,9 @@ class ProcessGroupCapture:
 
     def unfinished(self) -> list[Launch]:
         waiting = [
-            launch for launch, completion in list(self.pending.values()) if completion is None or not completion[ENDED]
+            launch
+            for launch, completion, _ in list(self.pending.values())
+            if completion is None or not completion[ENDED]
         ]
         of_native = [] if self._native is None else self._native.in_flight()
         return [*waiting, *of_native, *([] if self._devices is None else self._devices.unfinished())]
@@ -287,7 +290,7 @@ class ProcessGroupCapture:
                         key = id(work)
                         if key in pending:
                             forgotten(pending[key])
-                        pending[key] = (launch, None)
+                        pending[key] = (launch, None, weakref.ref(work))
                 elif device_call is not None and devices is not None:
                     devices.launched(device_call, work)
                 elif work is not None:
@@ -346,11 +349,11 @@ class ProcessGroupCapture:
             try:
                 future = get_future(work)
             except RuntimeError:  # This backend's work has none: the return of the wait is its end.
-                pending[key] = (launch, None)
+                pending[key] = (launch, None, weakref.ref(work))
                 return
-            pending[key] = entry = (launch, [next_id(), 0, 0])
+            pending[key] = entry = (launch, [next_id(), 0, 0], weakref.ref(work))
             # completions.add, without its frame
-            future.add_done_callback(partial(completed, completions.alive, entry))
+            future.add_done_callback(partial(completed, completions.alive, entry[:2]))
 
         return launched
 
@@ -375,7 +378,7 @@ class ProcessGroupCapture:
         return completed
 
     def _forgotten(self, pending: PendingWork) -> None:
-        launch, completion = pending
+        launch, completion, _ = pending
         if completion is None:
             self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
 
@@ -387,7 +390,7 @@ class ProcessGroupCapture:
         facts = Facts(*surrendered)
         launch = self._native.launch(facts)
         if self._devices is None or isinstance(launch.start, int):
-            self.pending[id(work)] = (launch, None)
+            self.pending[id(work)] = (launch, None, weakref.ref(work))
         else:
             self._devices.take_over(launch, facts.id, facts.position, work)
 

@@ -29,11 +29,13 @@ from commtrace.trace import schema
 if TYPE_CHECKING:
     from torch.distributed import Work
 
-PendingWork: TypeAlias = "tuple[Launch, list[int] | None]"
-"""``(launch, None)`` if its wait ends a communication, ``(launch, [id, end of the wait, end])`` if a callback does."""
+PendingWork: TypeAlias = tuple[Launch, "list[int] | None", Callable[[], object]]
+"""``(launch, completion, weak reference to the Work)``: a ``completion`` of None means that its wait ends the
+communication, ``[id, end of the wait, end]`` that a callback does."""
 
 PendingWorks: TypeAlias = dict[int, PendingWork]
-"""Communications without a wait so far, by the id of their Work."""
+"""Communications without a wait so far, by the id of their Work. That may be another Work's by now: the reference
+tells."""
 
 
 def record_failure(tracer: Tracer, blocked: Launch | DeviceCall | None, raised: Exception, part: str) -> None:
@@ -68,7 +70,7 @@ def wrap_wait(
         try:
             key = id(work)
             ours = pending.get(key)
-            if ours is not None:
+            if ours is not None and ours[2]() is work:
                 blocked[0] = ours[0]
                 start = now_ns()
         except Exception as error:
@@ -90,7 +92,7 @@ def wrap_wait(
             waited_for = pending.pop(key, None)
             if waited_for is None:  # Another thread has waited for it too, and recorded that.
                 return result
-            launch, completion = waited_for
+            launch, completion, _ = waited_for
             entry: Entry
             tracer.last_mark = end
             if launch.seq < 0 and launch.operation.is_p2p:
@@ -123,7 +125,7 @@ def wrap_wait_on_device(
         stall_start: Mark | None = None
         try:
             ours = pending.get(id(work))
-            if ours is not None:
+            if ours is not None and ours[2]() is work:
                 blocked[0], stall_start = ours[0], devices.mark()
             else:
                 calls, stall_start = devices.about_to_wait(work)
@@ -151,7 +153,7 @@ def wrap_wait_on_device(
             waited_for = pending.pop(id(work), None)
             if waited_for is None or stall_end is None:
                 return result
-            launch, completion = waited_for
+            launch, completion, _ = waited_for
             if launch.seq < 0 and launch.operation.is_p2p:
                 launch = _from_anybody(launch, work)
             if completion is None:
@@ -234,7 +236,7 @@ class FutureWaits:
             self._devices.future_taken(work)
         key = id(work)
         found = self._pending.get(key)
-        return None if found is None else _OfWork(key, found)
+        return None if found is None or found[2]() is not work else _OfWork(key, found)
 
     def _mark(self) -> Mark:
         return now_ns() if self._devices is None else self._devices.mark()
@@ -243,7 +245,7 @@ class FutureWaits:
         if self._pending.get(pending.key) is not pending.entry:
             return  # A wait for the Work was recorded, or the Work is gone and another one has its id.
         del self._pending[pending.key]
-        launch, completion = pending.entry
+        launch, completion, _ = pending.entry
         tracer, ended = self._tracer, end if self._devices is None else now_ns()
         if completion is None:
             number = next_id()

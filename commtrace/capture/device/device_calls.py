@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
@@ -49,7 +50,8 @@ class DeviceCalls:
     def __init__(self, tracer: Tracer, clock: DeviceTiming) -> None:
         self._tracer = tracer
         self._clock = clock
-        self._pending: dict[int, tuple[DeviceCall, ...]] = {}
+        # With a reference to the Work: see commtrace.capture.collectives.waits.PendingWorks.
+        self._pending: dict[int, tuple[tuple[DeviceCall, ...], Callable[[], object]]] = {}
         self._unwaited: dict[Queue, deque[DeviceCall]] = {}
         self._streams = StreamWaits(tracer, clock)
         placement = Placement()
@@ -58,8 +60,8 @@ class DeviceCalls:
         tracer.recorder.end_pass = self.resolved.end_pass
 
     @property
-    def pending(self) -> dict[int, tuple[DeviceCall, ...]]:
-        """Return the calls without a wait so far, by the id of their Work."""
+    def pending(self) -> Mapping[int, object]:
+        """Return what waits to be waited for, by the id of its Work."""
         return self._pending
 
     @property
@@ -116,8 +118,8 @@ class DeviceCalls:
         if len(unwaited) > MOST_UNWAITED:
             self._ended(unwaited.popleft())
 
-    def stalled(self, call: DeviceCall, start: Mark, end: Mark) -> None:
-        """Record a stall of C++ on ``call`` and all earlier calls on the same stream."""
+    def stalled(self, call: DeviceCall, start: Mark, end: Mark, *, is_last: bool = True) -> None:
+        """Record a stall of C++ on ``call`` and all earlier calls on the same stream; the stall is the last one's."""
         tracer = self._tracer
         tracer.last_mark = end
         unwaited = self._unwaited.get(call.queue)
@@ -127,18 +129,23 @@ class DeviceCalls:
         for ended in reversed(earlier):  # The last one first: the others ended before it did.
             ended.waited_from, ended.end = start, end
             self._ended(ended)
-        tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
+        if is_last:
+            tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
     def future_taken(self, work: object) -> None:
         """Note that the future of a Work was taken, probably to be waited for instead."""
-        for call in self._pending.get(id(work), ()):
+        for call in self._calls_of(work) or ():
             call.has_future = True
+
+    def _calls_of(self, work: object) -> tuple[DeviceCall, ...] | None:
+        calls, reference = self._pending.get(id(work), _NO_CALLS)
+        return calls if reference() is work else None
 
     def futures_waited(self, first: int, start: Mark, end: Mark) -> None:
         """Record that C++ has waited for the futures of calls numbered from ``first`` on."""
         pending = list(self._pending.items())
-        keys = [key for key, calls in pending if all(call.has_future and call.id >= first for call in calls)]
-        calls = sorted((call for key in keys for call in self._pending.pop(key)), key=lambda call: call.id)
+        keys = [key for key, (calls, _) in pending if all(call.has_future and call.id >= first for call in calls)]
+        calls = sorted((call for key in keys for call in self._pending.pop(key)[0]), key=lambda call: call.id)
         for call in reversed(calls):  # The last one first: the others ended before it did.
             call.waited_from, call.end = start, end
             self._ended(call)
@@ -147,13 +154,13 @@ class DeviceCalls:
 
     def about_to_wait(self, work: object) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
         """Return the calls of this Work, and a mark before the wait for it; None if it is not ours."""
-        calls = self._pending.get(id(work))
+        calls = self._calls_of(work)
         return calls, None if calls is None else self._clock.mark(calls[0].device)
 
     def waited_by_its_work(self, work: object, calls: tuple[DeviceCall, ...], start: Mark) -> None:
         """Record the return of the wait that :meth:`about_to_wait` has marked."""
         end = self._clock.mark(calls[0].device)
-        if self._pending.pop(id(work), None) is calls:
+        if self._pending.pop(id(work), _NO_CALLS)[0] is calls:
             self._waited(calls, start, end)
 
     def synchronizing(self, original: Callable[..., object]) -> Callable[..., object]:
@@ -189,15 +196,16 @@ class DeviceCalls:
 
     def waited_on_a_side(self, launch: Launch, number: int, position: int, waited_from: Mark, end: Mark) -> None:
         """Note that a stream that does not compute has run, or waited for, a communication of the native part."""
-        call = self._made_of(launch, number, position)
+        call = self.made_of(launch, number, position)
         call.waited_from, call.end = waited_from, end
         self._streams.passes(end, call)
 
     def take_over(self, launch: Launch, number: int, position: int, work: object) -> None:
         """Go on with a communication of the native part, as something else than its Work is waited for."""
-        self._pending[id(work)] = (self._made_of(launch, number, position),)
+        self._pending[id(work)] = (self.made_of(launch, number, position),), weakref.ref(work)
 
-    def _made_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
+    def made_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
+        """Return the call of a communication of the native part."""
         peer = launch.peer if launch.operation.is_p2p and launch.state.nccl.has_stream_per_pair else -1
         device: int = launch.start.device  # type: ignore[union-attr]  # it is a mark on a device
         call = DeviceCall(launch, self._clock, device, launch.state.queue(peer, device), position)
@@ -218,8 +226,8 @@ class DeviceCalls:
     def forgotten(self, call: DeviceCall) -> None:
         self._ended(call)
 
-    def mark(self) -> Mark:
-        return self._clock.mark()
+    def mark(self, device: int | None = None) -> Mark:
+        return self._clock.mark(device)
 
     def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
         tracer = self._tracer
@@ -228,12 +236,12 @@ class DeviceCalls:
 
     def forget(self, work: object) -> None:
         """Give up an earlier Work with the id of this one, which is not ours."""
-        for call in self._pending.pop(id(work), ()):
+        for call in self._pending.pop(id(work), _NO_CALLS)[0]:
             self._ended(call)
 
     def forget_all(self) -> None:
         """Give up everything at the end of the recording: a call without a wait has no end."""
-        for calls in (*self._pending.values(), *self._unwaited.values()):
+        for calls in (*(calls for calls, _ in self._pending.values()), *self._unwaited.values()):
             for call in calls:
                 self._ended(call)
         self._pending.clear()
@@ -243,8 +251,9 @@ class DeviceCalls:
             self.resolved.hidden_ends.stop()
 
     def unfinished(self) -> list[Launch]:
-        pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
-        return [call.launch for calls in pending for call in calls]
+        pending = [calls for calls, _ in list(self._pending.values())]
+        unwaited = [tuple(calls) for calls in list(self._unwaited.values())]
+        return [call.launch for calls in (*pending, *unwaited) for call in calls]
 
     def starting_bracket(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement of ``_start_coalescing``, after which operations wait for ``_end_coalescing``."""
@@ -328,7 +337,7 @@ class DeviceCalls:
 
     def _remember(self, work: object, calls: tuple[DeviceCall, ...]) -> None:
         self.forget(work)
-        self._pending[id(work)] = calls
+        self._pending[id(work)] = calls, weakref.ref(work)
 
     def _waited(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
         for call in calls:
@@ -347,6 +356,9 @@ class DeviceCalls:
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch.operation.is_p2p else schema.COLLECTIVE
         self._tracer.append((self.resolved.resolve, kind, call))
+
+
+_NO_CALLS: Final[tuple[tuple[DeviceCall, ...], Callable[[], object]]] = (), lambda: None
 
 
 def _runs_on_current_stream(call: DeviceCall) -> bool:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from commtrace.capture.device.clock import now_ns
+from commtrace.capture.device.clock import DeviceClock, Mark, now_ns
 from commtrace.capture.records import DeviceCall, Launch, Span, dtype_name
 from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
@@ -106,7 +106,8 @@ class ActivityWatch:
         ]
 
     def _state_on_device(self, launch: Launch) -> str:
-        return "scheduled" if self._tracer.clock.resolve(launch.start) is None else "started"
+        is_known, start = _resolved(self._tracer.clock, launch.start)
+        return "" if not is_known else "scheduled" if start is None else "started"
 
     def _on_device(self) -> list[Launch]:
         """Return what the device has not finished, although the job is past it."""
@@ -131,9 +132,17 @@ def _outwards(span: Span | None) -> Iterator[Span]:
         span = span.outer
 
 
+def _resolved(clock: DeviceClock, mark: Mark) -> tuple[bool, int | None]:
+    """Return whether the clock still knows the mark, and its time, None while the device has not passed it."""
+    try:
+        return True, clock.resolve(mark)
+    except RuntimeError:  # It was lost, or the driver has failed: the rest is worth telling all the same.
+        return False, None
+
+
 def _open_phase(span: Span, asks_device: bool) -> OpenPhase:
     ask = span.start is not None and (asks_device or isinstance(span.start, int))
-    since = span.clock.resolve(span.start) if ask else None
+    _, since = _resolved(span.clock, span.start) if ask else (False, None)
     return OpenPhase(schema.KINDS[span.kind], span.name, since)
 
 

@@ -150,18 +150,18 @@ def test_a_failure_of_ours_does_not_reach_training(alone: Recording, monkeypatch
 def hooks_called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Filled with the name of every post-hook that torch calls from here on."""
     called: list[str] = []
-    make = ProcessGroupHooks._post_hook
+    make = ProcessGroupHooks._hooks_of
 
     def counting(hooks: ProcessGroupHooks, *arguments: Any) -> Any:
-        post = make(hooks, *arguments)
+        pre, post = make(hooks, *arguments)
 
         def post_hook(arguments: Any) -> None:
             called.append(arguments.name.name)
             post(arguments)
 
-        return post_hook
+        return pre, post_hook
 
-    monkeypatch.setattr(ProcessGroupHooks, "_post_hook", counting)
+    monkeypatch.setattr(ProcessGroupHooks, "_hooks_of", counting)
     return called
 
 

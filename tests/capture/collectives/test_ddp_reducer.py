@@ -105,7 +105,7 @@ def test_the_last_bucket_calls_back_and_those_before_it_ended_by_then(
     recording: Recording, buckets: tuple[CppCalls, list[Working]]
 ) -> None:
     issued, works = buckets
-    issued.call_back()
+    issued.about_to_wait(None, 0)
     assert [len(work.callbacks) for work in works] == [0, 0, 1]
 
     works[1].end()
@@ -119,7 +119,7 @@ def test_a_bucket_that_outlives_the_last_one_ended_by_the_next_question(
     recording: Recording, buckets: tuple[CppCalls, list[Working]]
 ) -> None:
     issued, works = buckets
-    issued.call_back()
+    issued.about_to_wait(None, 0)
     works[2].end()
     assert ends(recording) == [(8, False), (24, True)]
 

@@ -34,12 +34,13 @@ def two_ranks() -> Iterator[None]:
 def capture(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> Iterator[FunctionalCapture]:
     monkeypatch.setattr(threads, "other_threads", lambda: set[int]())  # pytest has threads of its own
     capture = FunctionalCapture(recording.tracer, FunctionalWaits(recording.tracer))
-    capture.install()
-    try:
-        yield capture
-    finally:
-        capture.uninstall()
-        assert recording.warnings() == []
+    with recording.capturing():  # without which the native part has nothing to record with
+        capture.install()
+        try:
+            yield capture
+        finally:
+            capture.uninstall()
+            assert recording.warnings() == []
 
 
 def world() -> str:

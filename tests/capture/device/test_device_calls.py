@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
-from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
+from tests.capture.simulated_nccl import SimulatedNccl, SimulatedWork, options, tensor
 
 pytestmark = pytest.mark.usefixtures("world")
 CUDA, HOST, UNKNOWN = schema.CUDA_EVENT_TIMING, schema.HOST_TIMING, schema.UNKNOWN_TIMING
@@ -315,7 +316,7 @@ def test_whole_columns_are_placed_together_with_the_calls_of_the_pass(job: Job) 
             return [Row(schema.COLLECTIVE, "of_columns", schema.COMMUNICATION, start, end)]
 
     work = job.all_reduce(asynchronous=True)
-    (call,) = job.devices._pending[id(work)]
+    ((call,), _) = job.devices._pending[id(work)]
     call.position = 1
     work.wait()
     job.finish()
@@ -545,9 +546,9 @@ def test_collectives_in_a_bracket_of_nccl2_run_where_they_are_called(job: Job, a
 def test_a_work_of_a_synchronous_operation_takes_the_place_of_a_forgotten_one(job: Job) -> None:
     devices = job.devices
     forgotten = job.all_reduce(asynchronous=True)
-    calls = devices._pending.pop(id(forgotten))
+    calls, reference = devices._pending.pop(id(forgotten))
     work = job.nccl.launch(False, -1)
-    devices._pending[id(work)] = calls
+    devices._pending[id(work)] = calls, reference
     call = devices.launch(calls[0].launch._replace(is_async=False))
     assert call is not None
     devices.launched(call, work)
@@ -667,6 +668,20 @@ def test_what_is_never_waited_for_does_not_pile_up(job: Job) -> None:
     assert len(job.devices._pending) < 10
 
 
+def test_a_work_that_nobody_saw_has_no_wait_for_one_that_had_its_address(job: Job) -> None:
+    job.all_reduce(asynchronous=True)  # its Work dies at once
+    unseen = [SimulatedWork(job.nccl, 0) for _ in range(100)]  # one of them at its address
+    for work in unseen:
+        work.wait()
+    job.finish()
+    assert (job.recording.communications(), job.recording.stalls()) == ([], [])
+
+    assert job.capture is not None
+    job.capture.uninstall()
+    (row,) = job.recording.communications()
+    assert "unfinished" in row.detail
+
+
 class HostWork(dist.Work):
     """Of a communication of the host's tensors, which takes 6 ms from the wait for it on."""
 
@@ -691,7 +706,7 @@ def of_the_host(job: Job, work: HostWork, method: str, seq: int, peer: int) -> N
     state = job.recording.tracer.groups.state(job.group)
     coordinates = job.recording.tracer.coordinates
     launch = Launch(OPERATIONS[method], state, seq, 8, -1, torch.float32, peer, True, coordinates, None, 5)
-    job.capture.pending[id(work)] = (launch, None)
+    job.capture.pending[id(work)] = (launch, None, weakref.ref(work))
 
 
 def test_communication_of_the_host_stalls_the_device_only_while_that_is_idle(job: Job) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -12,6 +14,7 @@ from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.collectives.waits import wrap_wait
+from commtrace.capture.device.clock import HostClock
 from commtrace.capture.hangs.activity import ActivityWatch, _frames_of_main_thread
 from commtrace.capture.records import Coordinates, Launch
 from commtrace.integrations import loop
@@ -157,11 +160,32 @@ def test_a_wait_that_blocks_is_seen_from_outside() -> None:
             seen.append(tracer.blocked[0])
 
     capture, work, pending = ProcessGroupCapture(tracer), SlowWork(), launch(5)
-    capture.pending[id(work)] = (pending, None)
+    capture.pending[id(work)] = (pending, None, weakref.ref(work))
     wrap_wait(SlowWork.wait, tracer, capture.pending, "waits")(work)
 
     assert seen == [pending]
     assert tracer.blocked[0] is None
+
+
+class LosesMarks(HostClock):
+    """Raises as a clock does whose mark was lost, or whose driver has failed."""
+
+    def resolve(self, mark: Any) -> int | None:
+        raise RuntimeError("the driver has failed")
+
+
+def test_a_lost_mark_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = Quiet()
+    quiet.tracer.clock = LosesMarks()
+    quiet.tracer.enter(schema.FORWARD, "forward")
+    (detail,) = quiet.activities(0.5)
+    assert [(span["name"], span["since"]) for span in detail["open"]] == [("forward", None)]
+
+    behind = launch(5)
+    monkeypatch.setattr(quiet.activity, "_on_device", lambda: [behind])
+    quiet.activity.in_flight([])
+    (communication,) = quiet.activity.in_flight([])
+    assert (communication.seq, communication.blocking) == (5, False)
 
 
 def test_the_frames_are_those_of_the_main_thread() -> None:

@@ -63,6 +63,9 @@ begin with PYTHON to other nodes, and of the rest only some."""
 NOTES_VARIABLE: Final = "COMMTRACE_NOTES"
 """A file of ``commtrace run`` on this node, to which its ranks append their folders; no option."""
 
+BY_SHELL: Final = "\0"
+"""Follows a folder there if a shell below ``commtrace run`` started the rank. It is in no path."""
+
 _PREFIX: Final = "COMMTRACE_"
 
 _WEBHOOK_HOSTS: Final = {
@@ -420,7 +423,7 @@ class Config:
     engine: str = option(
         AUTO,
         ENGINE,
-        "What records: `native`, the part in C, or `python`, which records the same and costs training more "
+        "What records: `native`, the part in C, or `python`, which records the same and needs more CPU time "
         "([production.md](production.md#the-native-part)). `auto`: `native` where it can be had.",
         example="python",
     )

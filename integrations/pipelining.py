@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from torch.distributed import ProcessGroup
 
+from commtrace._compile_safe import do_nothing
 from commtrace.capture.hooks import Arguments, Hooks, Keywords, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
@@ -83,7 +84,7 @@ class PipeliningIntegration:
             if not self._evaluations:
                 self._begin_iteration(args[0])
 
-        return self._hooks.around(begin, lambda begun, result: None)(original)
+        return self._hooks.around(begin, do_nothing)(original)
 
     def _begin_iteration(self, schedule: Schedule) -> None:
         if schedule not in self._announced:

@@ -12,7 +12,8 @@
 
 enum { LOOK_MS = 250, MOST_BYTES = 1 << 16 };
 
-/* Writes the whole source, which only grows until it is emptied; a stack that is half written comes whole next time. */
+/* Writes the whole source, which only grows until it is emptied; a stack that is half written comes whole next time.
+   On a full disk nothing is left: half a stack would look like a whole one. */
 static bool copy(int source, const char *path) {
     char content[4096];
     ssize_t size;
@@ -26,7 +27,11 @@ static bool copy(int source, const char *path) {
         is_whole = write(target, content, (size_t)size) == size;
         at += size;
     }
-    return close(target) == 0 && is_whole;
+    is_whole = close(target) == 0 && is_whole;
+    if (!is_whole) {
+        unlink(path);
+    }
+    return is_whole;
 }
 
 static void keep_copy(int source, unsigned long long device, unsigned long long inode, const char *path) {

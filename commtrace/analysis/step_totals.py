@@ -20,7 +20,7 @@ from commtrace.analysis.communication.bandwidth_by_size import BandwidthBySize, 
 from commtrace.analysis.communication.table import CommunicationSums, UnmatchedSums, communication_sums, sum_unmatched
 from commtrace.analysis.matching.coverage import Captured, find_captured
 from commtrace.analysis.pipeline.observed import PipelineTotals, pipeline_totals
-from commtrace.analysis.problems import StepNumbers, find_step_numbers
+from commtrace.analysis.problems import StepNumbers
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -154,6 +154,6 @@ def step_totals(analysis: Analysis) -> StepTotals:
         unmatched=unmatched,
         modules=tuple(module_table(context.run, times, context.steps)),
         captured=find_captured(analysis.run, analysis.roles, context.steps),
-        numbers=find_step_numbers(context),
+        numbers=analysis.numbers,
         pipeline=pipeline_totals(analysis.run, analysis.matches, analysis.roles),
     )

@@ -219,6 +219,7 @@ class SummarySums:
 
 def measure_summary(analysis: Analysis) -> SummarySums:
     """Measure the steps that count."""
+    _ = analysis.numbers  # both need it
     work, (totals, awaited) = _side_by_side(
         analysis,
         partial(measure_work, analysis),

@@ -18,7 +18,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
 from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.problems import StepNumbers, find_step_numbers
+from commtrace.analysis.problems import StepNumbers
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
@@ -139,7 +139,7 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
     parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers)
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
-    return replace(measured, numbers=find_step_numbers(analysis.context))
+    return replace(measured, numbers=analysis.numbers)
 
 
 @dataclass(frozen=True, slots=True)

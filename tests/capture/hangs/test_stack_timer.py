@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -190,3 +191,36 @@ def test_without_the_native_part_there_is_no_timer(path: Path, monkeypatch: pyte
     monkeypatch.setattr(_native, "load", lambda: (None, "not built here"))
     with pytest.raises(NoStackTimerError, match="not built here"):
         StackTimer(path)
+
+
+_ON_A_FULL_DISK = """
+import os, resource, sys, threading, time
+from commtrace import _native
+
+path, core = sys.argv[1], _native.load()[0]
+source = os.memfd_create("stack")
+os.write(source, b'  File "a.py", line 1 in outer\\n' * 400)
+made = os.fstat(source)
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, limit))
+arguments = (source, made.st_dev, made.st_ino, os.fsencode(path))
+threading.Thread(target=core.keep_copy, args=arguments, daemon=True).start()
+seen = set()
+deadline = time.monotonic() + 1.5
+while time.monotonic() < deadline:
+    seen.add(os.path.getsize(path) if os.path.exists(path) else 0)
+    time.sleep(0.02)
+print(0 in seen and not os.path.exists(path))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+deadline = time.monotonic() + 20
+while time.monotonic() < deadline and not (os.path.exists(path) and os.path.getsize(path) == made.st_size):
+    time.sleep(0.02)
+print(os.path.getsize(path) == made.st_size)
+"""
+
+
+def test_of_a_stack_that_finds_no_room_nothing_is_left_until_there_is_some(path: Path) -> None:
+    """A limit of the size of files stands for a full disk: the first 4 KiB fit, the next ones half."""
+    command = [sys.executable, "-c", _ON_A_FULL_DISK, str(path)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == ["True", "True"], told.stderr

@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 
 import torch
 
-from commtrace._compile_safe import do_nothing
 from commtrace.capture.collectives.waits import record_failure
 from commtrace.capture.hooks import Arguments, Function, Hooks, Keywords, installed
 from commtrace.capture.records import Span
@@ -361,7 +360,7 @@ class TrainerNumbers:
         self._hooks = Hooks(NUMBERS, tracer)
 
     def install(self) -> None:
-        wrap = self._hooks.around(self._transformers, do_nothing)
+        wrap = self._hooks.around(self._transformers)
         module, owner = "transformers.trainer_callback", "CallbackHandler"
         self._hooks.replace_method_when_imported(module, owner, "on_train_begin", wrap)
         for module in _LIGHTNING:
@@ -371,7 +370,7 @@ class TrainerNumbers:
         self._hooks.restore()
 
     def _hook_lightning(self, module: ModuleType) -> None:
-        self._hooks.replace(module, "_call_callback_hooks", self._hooks.around(self._lightning, do_nothing))
+        self._hooks.replace(module, "_call_callback_hooks", self._hooks.around(self._lightning))
 
     def _transformers(self, args: Arguments, kwargs: Keywords) -> None:
         state = kwargs["state"] if "state" in kwargs else args[2]

@@ -14,7 +14,6 @@ from typing import Final, Protocol
 
 from torch.distributed import ProcessGroup
 
-from commtrace._compile_safe import do_nothing
 from commtrace.capture.hooks import Arguments, Hooks, Keywords, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
@@ -84,7 +83,7 @@ class PipeliningIntegration:
             if not self._evaluations:
                 self._begin_iteration(args[0])
 
-        return self._hooks.around(begin, do_nothing)(original)
+        return self._hooks.around(begin)(original)
 
     def _begin_iteration(self, schedule: Schedule) -> None:
         if schedule not in self._announced:

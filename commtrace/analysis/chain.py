@@ -18,7 +18,6 @@ from commtrace.analysis.matched import Context, Matched, match_run
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import Roles, select_roles
-from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.step_statistics import TransferTable, WorkTable
 from commtrace.analysis.steps.choice import StepChoice, Window, rows_of_steps, select
@@ -66,11 +65,6 @@ class Analysis:
     def program(self) -> Program:
         """Return the steps that count, ready to be replayed. Raise ReplayError if they cannot be."""
         return build_program(self.replayed.run, self.replayed.matches, np.array(self.steps.used, np.int64))
-
-    @cached_property
-    def numbers(self) -> StepNumbers:
-        """Return whether ranks number their steps alike."""
-        return find_step_numbers(self.context)
 
     @cached_property
     def work(self) -> WorkTable:

@@ -20,7 +20,7 @@ from commtrace.analysis.communication.bandwidth_by_size import BandwidthBySize, 
 from commtrace.analysis.communication.table import CommunicationSums, UnmatchedSums, communication_sums, sum_unmatched
 from commtrace.analysis.matching.coverage import Captured, find_captured
 from commtrace.analysis.pipeline.observed import PipelineTotals, pipeline_totals
-from commtrace.analysis.problems import StepNumbers
+from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -141,8 +141,8 @@ class StepTotals:
         return SummedSteps.joined(self.parts)
 
 
-def step_totals(analysis: Analysis) -> StepTotals:
-    """Add up the steps that count."""
+def step_totals(analysis: Analysis, numbers: StepNumbers | None = None) -> StepTotals:
+    """Add up the steps that count; ``numbers`` are theirs, if they were compared before."""
     context, times, alignment = analysis.context, analysis.partition, analysis.alignment
     unmatched = sum_unmatched(context, times)
     return StepTotals(
@@ -154,6 +154,6 @@ def step_totals(analysis: Analysis) -> StepTotals:
         unmatched=unmatched,
         modules=tuple(module_table(context.run, times, context.steps)),
         captured=find_captured(analysis.run, analysis.roles, context.steps),
-        numbers=analysis.numbers,
+        numbers=numbers or find_step_numbers(context),
         pipeline=pipeline_totals(analysis.run, analysis.matches, analysis.roles),
     )

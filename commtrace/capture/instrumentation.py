@@ -36,7 +36,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, has_variables
 from commtrace.identity import Identity
-from commtrace.installation import warn_if_untried
+from commtrace.installation import own_command, warn_if_untried
 from commtrace.process_end import ExitCall, uncaught_exception
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
@@ -436,7 +436,7 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
         if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
             _logger.info("commtrace records to %s", directory)
         elif not is_noted:
-            _print(f"commtrace: recording to {directory}. Read it with: commtrace summary {directory}")
+            _print(f"commtrace: recording to {directory}. Read it with: {own_command()} summary {directory}")
     if metadata.local_rank == 0 and _lacks_variables():
         _logger.warning(
             "commtrace: the launcher has brought PYTHONPATH of `commtrace run` to %s, and none of its options: this "

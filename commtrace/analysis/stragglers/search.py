@@ -18,7 +18,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
 from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.problems import StepNumbers
+from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
@@ -129,8 +129,11 @@ def find_stragglers(
     return judge_stragglers(run, measured, replay, thresholds, baseline)
 
 
-def measure_work(analysis: Analysis) -> MeasuredWork:
-    """Measure the steps that count, unless only kernels were recorded: a replay would show nothing of them."""
+def measure_work(analysis: Analysis, numbers: StepNumbers | None = None) -> MeasuredWork:
+    """Measure the steps that count, unless only kernels were recorded: a replay would show nothing of them.
+
+    ``numbers`` are theirs, if they were compared before.
+    """
     if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         return MeasuredWork.not_replayed(ONLY_KERNELS, analysis.matches)
     try:
@@ -139,7 +142,7 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
     parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers)
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
-    return replace(measured, numbers=analysis.numbers)
+    return replace(measured, numbers=numbers or find_step_numbers(analysis.context))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from commtrace import identity, launchers
 from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, forwardable
 from commtrace.errors import CommtraceError
 from commtrace.identity import DEFAULT_DIRECTORY, RUN_ID_PLACE
+from commtrace.installation import own_command
 
 _FORWARDED: Final = (
     signal.SIGINT,
@@ -211,7 +212,7 @@ def _print_recorded(noted: Collection[Path], began_ns: int, environment: Mapping
         ranks = sum(folder.parent == run_directory for folder in recorded)
         number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
         typer.echo(f"\ncommtrace: recorded{number} in {run_directory}", err=True)
-        typer.echo(f"Next: commtrace summary {shlex.quote(str(run_directory))}", err=True)
+        typer.echo(f"Next: {own_command()} summary {shlex.quote(str(run_directory))}", err=True)
 
 
 def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:

@@ -57,7 +57,7 @@ class WorkSum(NamedTuple):
     """The work of a rank in steps that follow each other, without pauses."""
 
     step: Number  # the first one
-    steps: Count
+    steps: Annotated[int, Meta(ge=1, lt=1 << 31)]
     work_ns: Duration  # in all of them
     begin_ns: Instant  # of the first one, epoch
 

@@ -37,7 +37,7 @@ from commtrace.trace.spans import Int64
 _MOST_SUMS: Final = 1_024
 _FEWEST_SUMS: Final = 128
 _MOST_SUMS_OF_ALL: Final = 1 << 22
-"""Limits of the sums that are kept, of one rank and of all ranks together: these take 128 MiB."""
+"""Limits of the sums that are kept, of one rank and of all together, which take 128 MiB. The fewest are two reports."""
 
 _MOST_COMPARED: Final = 64
 """Limit of the ranks of a stage that are looked at; the median of so many is that of all."""
@@ -216,7 +216,8 @@ def _since_of_stage(
         if not at and not is_whole:
             continue  # it began before the steps that are kept
         place_error = _ERROR_OF_PLACE * (error[row] / max(mean - before, 1.0)) ** 2 if at else 0.0
-        within = int(place_error) * steps.steps_per_sum + (steps.steps_per_sum if steps.steps_per_sum > 1 else 0)
+        within = int(min(place_error, len(steps))) * steps.steps_per_sum
+        within += steps.steps_per_sum if steps.steps_per_sum > 1 else 0
         found[rank] = Since(int(steps.number[at]), int(steps.begin_ns[at]) / 1e9, within, at == 0)
     return found
 

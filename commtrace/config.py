@@ -67,6 +67,9 @@ begin with PYTHON to other nodes, and of the rest only some."""
 NOTES_VARIABLE: Final = "COMMTRACE_NOTES"
 """A file of ``commtrace run`` on this node, to which its ranks append their folders; no option."""
 
+BY_SHELL: Final = "\0"
+"""Follows a folder there if a shell below ``commtrace run`` started the rank. It is in no path."""
+
 _PREFIX: Final = "COMMTRACE_"
 
 _WEBHOOK_HOSTS: Final = {

@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from commtrace import launchers
@@ -31,6 +35,20 @@ TRIED: Final[Mapping[str, Tried]] = {
 """The one place that says so; docs/support.md has what was found."""
 
 _warned: set[str] = set()
+
+
+def own_command() -> str:
+    """Return how a shell calls commtrace, for a command to copy: by its path where it is not on PATH."""
+    if shutil.which("commtrace"):
+        return "commtrace"
+    script = Path(sys.executable).with_name("commtrace")
+    if not os.access(script, os.X_OK):
+        return f"{shlex.quote(sys.executable)} -m commtrace"
+    try:
+        short = str(script).removeprefix(f"{os.getcwd()}{os.sep}")
+    except OSError:  # the directory was removed
+        return shlex.quote(str(script))
+    return shlex.quote(short if os.sep in short else f"./{short}")
 
 
 def import_pyarrow() -> None:

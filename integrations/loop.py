@@ -360,7 +360,7 @@ class TrainerNumbers:
         self._hooks = Hooks(NUMBERS, tracer)
 
     def install(self) -> None:
-        wrap = self._hooks.around(self._transformers, _nothing)
+        wrap = self._hooks.around(self._transformers)
         module, owner = "transformers.trainer_callback", "CallbackHandler"
         self._hooks.replace_method_when_imported(module, owner, "on_train_begin", wrap)
         for module in _LIGHTNING:
@@ -370,7 +370,7 @@ class TrainerNumbers:
         self._hooks.restore()
 
     def _hook_lightning(self, module: ModuleType) -> None:
-        self._hooks.replace(module, "_call_callback_hooks", self._hooks.around(self._lightning, _nothing))
+        self._hooks.replace(module, "_call_callback_hooks", self._hooks.around(self._lightning))
 
     def _transformers(self, args: Arguments, kwargs: Keywords) -> None:
         state = kwargs["state"] if "state" in kwargs else args[2]
@@ -386,7 +386,3 @@ class TrainerNumbers:
     def _begins_with(self, number: int, whose: str) -> None:
         if self._tracer.steps.begins_with(number):
             self._tracer.set_topology({"step_numbers": whose})
-
-
-def _nothing(_begun: object, _result: object) -> None:
-    """Do nothing when training begins."""

@@ -83,7 +83,7 @@ class PipeliningIntegration:
             if not self._evaluations:
                 self._begin_iteration(args[0])
 
-        return self._hooks.around(begin, lambda begun, result: None)(original)
+        return self._hooks.around(begin)(original)
 
     def _begin_iteration(self, schedule: Schedule) -> None:
         if schedule not in self._announced:

@@ -24,6 +24,9 @@ if importlib.util.find_spec("hypothesis"):  # The tests of tests/gpu run on mach
 if f"COMMTRACE_{VARIABLE}" in os.environ:
     os.environ[VARIABLE] = os.environ.pop(f"COMMTRACE_{VARIABLE}")
 
+# Hints name commtrace as a shell finds it: as in an activated environment.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+
 LONGEST: Final = (
     "tests/e2e/test_straggler_causes.py",
     "tests/e2e/test_safety_fates.py",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commtrace import installation
-from commtrace.installation import PAGE, TRIED, warn_if_untried
+from commtrace.installation import PAGE, TRIED, own_command, warn_if_untried
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMPY_1_WITH_A_NEW_PYARROW = "raise ImportError('pyarrow requires NumPy 2.0 or newer, found 1.26.4')"
@@ -122,3 +122,23 @@ def test_pip_finds_a_pyarrow_for_the_numpy_that_megatron_core_0_13_to_0_15_want(
 @pytest.mark.thorough
 def test_pip_finds_numpy_2_where_nobody_wants_an_older_one(requirements: list[str]) -> None:
     assert resolved(*requirements)["numpy"].startswith("2.")
+
+
+def test_the_command_of_a_hint_is_one_that_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my env" / "bin"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr("sys.executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(folder)
+    assert own_command() == f"'{folder}/python' -m commtrace"
+
+    script = folder / "commtrace"
+    script.touch(mode=0o755)
+    assert own_command() == "./commtrace"
+    monkeypatch.chdir(tmp_path)
+    assert own_command() == "'my env/bin/commtrace'"
+    monkeypatch.chdir(Path(__file__).parent)
+    assert own_command() == f"'{script}'"
+
+    monkeypatch.setenv("PATH", str(folder))
+    assert own_command() == "commtrace"

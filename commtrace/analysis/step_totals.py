@@ -141,8 +141,8 @@ class StepTotals:
         return SummedSteps.joined(self.parts)
 
 
-def step_totals(analysis: Analysis) -> StepTotals:
-    """Add up the steps that count."""
+def step_totals(analysis: Analysis, numbers: StepNumbers | None = None) -> StepTotals:
+    """Add up the steps that count; ``numbers`` are theirs, if they were compared before."""
     context, times, alignment = analysis.context, analysis.partition, analysis.alignment
     unmatched = sum_unmatched(context, times)
     return StepTotals(
@@ -154,6 +154,6 @@ def step_totals(analysis: Analysis) -> StepTotals:
         unmatched=unmatched,
         modules=tuple(module_table(context.run, times, context.steps)),
         captured=find_captured(analysis.run, analysis.roles, context.steps),
-        numbers=find_step_numbers(context),
+        numbers=numbers or find_step_numbers(context),
         pipeline=pipeline_totals(analysis.run, analysis.matches, analysis.roles),
     )

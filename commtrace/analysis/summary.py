@@ -28,7 +28,7 @@ from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.memory import RankMemory, peak_memory
 from commtrace.analysis.pipeline.bubble import BubbleCauses
 from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
-from commtrace.analysis.problems import find_problems
+from commtrace.analysis.problems import find_problems, find_step_numbers
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.scenarios import Places, ReplayedSteps, Scenario, check_steps
 from commtrace.analysis.step_totals import StepTotals, step_totals
@@ -221,10 +221,11 @@ class SummarySums:
 
 def measure_summary(analysis: Analysis) -> SummarySums:
     """Measure the steps that count."""
+    numbers = find_step_numbers(analysis.context)
     work, (totals, awaited) = _side_by_side(
         analysis,
-        partial(measure_work, analysis),
-        lambda: (step_totals(analysis), awaited_totals(analysis.context)),
+        partial(measure_work, analysis, numbers),
+        lambda: (step_totals(analysis, numbers), awaited_totals(analysis.context)),
     )
     return SummarySums(totals, StragglerSums(work, awaited))
 

@@ -16,7 +16,7 @@ import wrapt
 
 from commtrace import capture
 from commtrace._compile_safe import RAISED as RAISED
-from commtrace._compile_safe import wrap_with_callbacks, wrapper_code
+from commtrace._compile_safe import do_nothing, wrap_with_callbacks, wrapper_code
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import PAGE
@@ -144,7 +144,7 @@ class Hooks:
         self._items.clear()
 
     def around(
-        self, begin: Callable[[Arguments, Keywords], _Begun | None], end: Callable[[_Begun, Any], None]
+        self, begin: Callable[[Arguments, Keywords], _Begun | None], end: Callable[[_Begun, Any], None] = do_nothing
     ) -> Callable[[Function], Function]:
         """Return a wrapper that calls ``begin`` before a function and ``end`` after it; failures switch the part off.
 

@@ -37,9 +37,9 @@ from commtrace.capture.records import Launch
 from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
-from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
+from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, has_variables
 from commtrace.identity import Identity
-from commtrace.installation import warn_if_untried
+from commtrace.installation import own_command, warn_if_untried
 from commtrace.options import OFF
 from commtrace.process_end import ExitCall, uncaught_exception
 from commtrace.recorder import Recorder, Sink
@@ -455,7 +455,7 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
         if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
             _logger.info("commtrace records to %s", directory)
         elif not is_noted:
-            _print(f"commtrace: recording to {directory}. Read it with: commtrace summary {directory}")
+            _print(f"commtrace: recording to {directory}. Read it with: {own_command()} summary {directory}")
     if metadata.local_rank == 0 and _lacks_variables():
         _logger.warning(
             "commtrace: the launcher has brought PYTHONPATH of `commtrace run` to %s, and none of its options: this "
@@ -465,6 +465,10 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
             FORWARDED,
             FORWARDED,
         )
+
+
+_SHELLS: Final = frozenset({"ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"})
+_MOST_ANCESTORS: Final = 64
 
 
 def _note_folder(directory: Path, metadata: RankMetadata) -> None:
@@ -477,10 +481,27 @@ def _note(folder: Path) -> bool:
         return False
     try:
         with open(os.open(notes, os.O_WRONLY | os.O_APPEND), "w") as file:
-            file.write(f"{folder}\n")
+            file.write(f"{folder}{BY_SHELL if _is_below_shell() else ''}\n")
     except OSError:  # it runs on another node, or the disk of its notes is full
         return False
     return True
+
+
+def _is_below_shell() -> bool:
+    """Return whether a shell below ``commtrace run`` has started this process, or one that started it."""
+    pid = os.getpid()
+    for _ in range(_MOST_ANCESTORS):
+        process = Path("/proc", str(pid))
+        try:
+            # What `commtrace run` has started has its variable, and it itself has not.
+            if f"{NOTES_VARIABLE}=".encode() not in (process / "environ").read_bytes():
+                return False
+            if os.path.basename(os.readlink(process / "exe")) in _SHELLS:
+                return True
+            pid = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # another user's, gone, or a system without /proc
+            return False
+    return False
 
 
 def _print(line: str) -> None:

@@ -167,6 +167,12 @@ def _of_the_run(predictor: Predictor, found: Found, memory: float) -> Iterator[s
         f"The recorded step took {duration(costs.step_ns)}; its parts make {duration(predicted_ns)} "
         f"({predictor.error:+.1%}).{rest if predictor.rest_ns else ''}"
     )
+    if predictor.links.bounds:
+        yield (
+            f"Bandwidths that are lower bounds: {', '.join(predictor.links.bounds)}. Most of their bytes in the run "
+            "are in calls without an exact start and end. So layouts that send more there may be faster than "
+            "predicted; --bandwidth gives exact ones."
+        )
     if found.recorded is not None and found.recorded.peak_bytes > memory * (1 << 30):
         yield f"The recorded layout does not fit: it needs {binary_bytes(found.recorded.peak_bytes)}."
 

@@ -183,6 +183,7 @@ class Entry:
     frames: tuple[str, ...] = ()  # of the callers, innermost first
     peer_in_group: int = -1  # of messages
     is_timed: bool = True  # the dump says when it was enqueued
+    group_size: int = 0  # as the sizes of its tensors show it; 0 if they do not
 
     @property
     def has_ended(self) -> bool:
@@ -215,11 +216,15 @@ class FlightRecord:
 def with_members(records: Iterable[FlightRecord]) -> list[FlightRecord]:
     """Return the dumps of a job with the members of groups that no dump lists, as those of gloo: by their names.
 
-    Members are the ranks whose dumps name the group; of the default group, all ranks up to the highest that is known.
+    Members are the ranks whose dumps name the group; of the default group, all ranks up to the highest that is known,
+    by a dump, by a message to it, or by the size of a gathered tensor: ranks that died have no dump.
     """
     records = list(records)
     listed = {name: group for record in records for name, group in record.groups.items() if group.ranks}
     world_size = max((record.world_size for record in records), default=0)
+    in_world = [entry for record in records for entry in record.entries if entry.group_description == _DEFAULT_GROUP]
+    world_size = max([world_size, *(max(entry.group_size, entry.peer_in_group + 1) for entry in in_world)])
+    world_size = min(world_size, MOST_RANKS)
     members: dict[str, set[int]] = defaultdict(set)
     first: dict[str, Entry] = {}
     for record in records:
@@ -449,6 +454,7 @@ def _entry(entry: _EntryInDump, groups: Mapping[str, Group], *, tells_states: bo
         is_retired=is_retired,
         peer_in_group=_peer_in_group(words) if is_p2p else -1,
         is_timed=bool(created),
+        group_size=_group_size(operation, entry),
         frames=tuple(printable(f"{frame.name} {frame.filename}:{frame.line}") for frame in entry.frames or ()),
     )
 
@@ -471,6 +477,19 @@ def _peer_in_group(words: str) -> int:
     """Return the peer's rank in the group from ``send 1->2`` or ``recv 2<-1``; −1 without one."""
     match = _PEERS.search(words)
     return int(match[3]) if match else -1
+
+
+def _group_size(operation: str, entry: _EntryInDump) -> int:
+    """Return the number of members by the tensors of all and of one of them; 0 if these do not show it."""
+    of_one, of_all = entry.input_sizes or [], entry.output_sizes or []
+    if operation == "reduce_scatter":
+        of_one, of_all = of_all, of_one
+    elif operation != "all_gather":
+        return 0
+    if len(of_all) > len(of_one) > 0:  # a tensor for each member
+        return len(of_all) // len(of_one)
+    one, together = (sum(math.prod(size) for size in sizes) for sizes in (of_one, of_all))
+    return together // one if one and together % one == 0 else 0
 
 
 def _num_bytes(operation: str, entry: _EntryInDump, dtype: str | None) -> int:

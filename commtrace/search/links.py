@@ -32,6 +32,7 @@ class Bandwidth(NamedTuple):
 
     gbps: float
     bytes_each: float
+    is_bound: bool = False  # it is a lower bound: most of the bytes are in calls without exact times
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class Links:
     def has(self, place: Place) -> bool:
         """Return whether the role's own bandwidth is known."""
         return self._own(place) is not None
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Return the roles whose bandwidth is a lower bound."""
+        return tuple(sorted({place.role for place, one in self.bandwidths.items() if one.is_bound}))
 
     def in_baseline(self, traffic: Traffic, between_nodes: bool) -> bool:
         """Return whether the baseline has such calls."""
@@ -105,6 +111,7 @@ def measured_links(table: Iterable[Communication]) -> Links:
     time_ns: dict[Place, float] = {}
     calls: dict[Place, int] = {}
     tensor_bytes: dict[Place, int] = {}
+    bounds: set[Place] = set()
     exposed_ns: dict[str, int] = {}
     in_flight_ns: dict[str, int] = {}
     rows = list(table)
@@ -121,9 +128,11 @@ def measured_links(table: Iterable[Communication]) -> Links:
         time_ns[place] = time_ns.get(place, 0) + moved / row.busbw_gbps
         calls[place] = calls.get(place, 0) + row.count
         tensor_bytes[place] = tensor_bytes.get(place, 0) + row.num_bytes
+        if row.bandwidth_is_bound:
+            bounds.add(place)
     return Links(
         bandwidths={
-            place: Bandwidth(bus_bytes[place] / time_ns[place], tensor_bytes[place] / calls[place])
+            place: Bandwidth(bus_bytes[place] / time_ns[place], tensor_bytes[place] / calls[place], place in bounds)
             for place in bus_bytes
         },
         exposed={role: exposed_ns[role] / ns for role, ns in in_flight_ns.items() if ns},

@@ -59,7 +59,9 @@ class Slow:
     evidence: str
     source: str  # of the verdict: "steps shown", "monitor", both, "metrics" or "alert"
     who: str  # as commtrace straggler prints it
-    since: float | None = None  # epoch seconds, from the monitor
+    since: float | None = None  # epoch seconds: begin of since_step; None if it began before the steps shown
+    since_step: int | None = None  # the first in which it was slow
+    since_within_steps: int = 0  # by so many steps it may be off
     others: tuple[int, ...] = ()  # further slow ranks in who
 
     def to_json(self) -> JsonObject:

@@ -123,6 +123,8 @@ class MonitorStraggler(msgspec.Struct, frozen=True):
     since: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     who: str = ""
     place: str = RANKS
+    since_step: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    since_within_steps: Annotated[int, msgspec.Meta(ge=0)] = 0
     ranks: tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)], ...] = ()
 
 
@@ -291,17 +293,22 @@ def _row(
 
 def _from_steps(findings: Findings) -> Iterator[Slow]:
     for one in findings.verdicts:
-        yield _slow(one, STEPS_SHOWN, one.who)
+        slow = _slow(one, STEPS_SHOWN, one.who)
+        if one.since_ns is not None and one.since_step > one.first_compared_step and not one.occurrence:
+            slow = replace(slow, since=one.since_ns / 1e9, since_step=one.since_step)
+        yield slow
 
 
 def _from_monitor(monitor: MonitorFile | None, now_ns: int) -> Iterator[Slow]:
     if monitor is None or _is_old(monitor, now_ns):
         return
     for one in monitor.stragglers:
-        yield _slow(one, MONITOR, one.who or f"rank {one.rank} on {one.host}", one.since)
+        slow = _slow(one, MONITOR, one.who or f"rank {one.rank} on {one.host}")
+        step = one.since_step if one.since_step >= 0 else None
+        yield replace(slow, since=one.since, since_step=step, since_within_steps=one.since_within_steps)
 
 
-def _slow(one: Verdict | MonitorStraggler, source: str, who: str, since: float | None = None) -> Slow:
+def _slow(one: Verdict | MonitorStraggler, source: str, who: str) -> Slow:
     return Slow(
         one.rank,
         one.host,
@@ -311,7 +318,6 @@ def _slow(one: Verdict | MonitorStraggler, source: str, who: str, since: float |
         one.evidence,
         source,
         who,
-        since,
         others=tuple(rank for rank in one.ranks if rank != one.rank),
     )
 
@@ -334,7 +340,13 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
         closer = next((other for other in rest if _names(other, one)), None)
         if closer is not None:
             rest.remove(closer)
-            one = replace(closer, source=BOTH, since=one.since)
+            one = replace(
+                closer,
+                source=BOTH,
+                since=one.since,
+                since_step=one.since_step,
+                since_within_steps=one.since_within_steps,
+            )
         elif judged:
             one = replace(one, evidence=f"{one.evidence} {_NOT_SEEN}")
         first.append(one)

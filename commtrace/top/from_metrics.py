@@ -266,8 +266,6 @@ class PrometheusSource:
                 f"{redacted_url(self._url)} has no run {self._run_id}. Its runs: {', '.join(newest)}."
             )
         run_id = self._run_id or max(newest, key=lambda one: newest[one])
-        # A string in JSON is a string in PromQL.
-        chosen = f"{{run_id={json.dumps(run_id)}}}"
         total = totals_of(self._samples(run_id))
         steps, seconds = _steps(total), sum(one.seconds for one in total.values())
         window = max(_SHORTEST_WINDOW_SECONDS, math.ceil(1.5 * self._last * seconds / steps) if steps else 0)
@@ -277,7 +275,7 @@ class PrometheusSource:
         alerts = self._query(
             f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
         )
-        found = self._query(f"commtrace_straggler_cost_seconds{chosen}")
+        found = self._query(f'{{__name__=~"{"|".join(_OF_STRAGGLERS)}",run_id={json.dumps(run_id)}}}')
         frame = frame_of_totals(
             redacted_url(self._url), added, total, time.time_ns(), [one.labels for one in alerts], found
         )
@@ -290,6 +288,7 @@ class PrometheusSource:
 
     def _samples(self, run_id: str, offset: str = "") -> Iterator[Sample]:
         """Yield the samples of a run, of one moment: a scrape between two queries would part a step from its parts."""
+        # A string in JSON is a string in PromQL.
         series = f'{{__name__=~"{"|".join(_SERIES)}",run_id={json.dumps(run_id)}}}{offset}'
         # Sums have no name: it travels in a label.
         named = f'label_replace({series}, "series", "$1", "__name__", "(.*)")'
@@ -320,6 +319,11 @@ _SERIES: Final = (
     "commtrace_last_step_timestamp_seconds",
     "commtrace_unknown_stage",
 )
+_COST: Final = "commtrace_straggler_cost_seconds"
+_SINCE: Final = "commtrace_straggler_since_timestamp_seconds"
+_SINCE_STEP: Final = "commtrace_straggler_since_step"
+_OF_STRAGGLERS: Final = (_COST, _SINCE, _SINCE_STEP)
+
 _SUMMED: Final = ("phase", "operation", "kind")
 """Labels that Prometheus sums over, which keeps the answer small."""
 
@@ -402,7 +406,7 @@ def frame_of_totals(
 
     Args:
         alerts: labels of the firing alerts about stragglers.
-        found: the monitor's costs of slow ranks, seconds per step.
+        found: the monitor's metrics of slow ranks: cost and begin.
     """
     rows = tuple(sorted((_row(so_far[rank], shown_totals.get(rank), now_ns) for rank in so_far), key=_by_rank))
     ids = {one.labels["run_id"] for one in so_far.values() if "run_id" in one.labels}
@@ -483,14 +487,26 @@ def _from_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -
 
 def _from_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterator[Slow]:
     hosts = {row.rank: row.host for row in rows}
-    for one in sorted(found, key=lambda one: -one.value):
+    values: dict[str, dict[tuple[str | None, ...], float]] = {name: {} for name in _OF_STRAGGLERS}
+    costs: list[Sample] = []
+    for one in found:
+        values[one.name][_finding(one)] = one.value
+        if one.name == _COST:
+            costs.append(one)
+    for one in sorted(costs, key=lambda one: -one.value):
         number = one.labels.get("straggler_rank", "")
         rank = int(number) if number.isdecimal() else -1
         node = hosts.get(rank, "")
         place, cause = one.labels.get("place", RANKS), one.labels.get("cause", "unknown")
         who = f"host {node}" if place == HOST and node else _who({"rank": number, "node": node})
         evidence = "The monitor on rank 0 names it; its log has the numbers and what to do."
-        yield Slow(rank, node, place, cause, 1e3 * one.value, evidence, MONITOR, who)
+        slow = Slow(rank, node, place, cause, 1e3 * one.value, evidence, MONITOR, who)
+        since, step = values[_SINCE].get(_finding(one)), values[_SINCE_STEP].get(_finding(one))
+        yield replace(slow, since=since, since_step=None if step is None else int(step))
+
+
+def _finding(one: Sample) -> tuple[str | None, ...]:
+    return tuple(one.labels.get(name) for name in ("straggler_rank", "place", "cause"))
 
 
 def _who(labels: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ AGGREGATE: Final = "aggregate"
 
 _POINT_TO_POINT: Final = frozenset({"send", "recv"})
 _OUTSIDE: Final = -1
+_NEVER: Final = (1 << 63) - 1
 
 
 class Aggregate(NamedTuple):
@@ -62,24 +63,25 @@ _Sums = dict[tuple[int, str, int, int], list[int]]
 
 
 class AggregatingSink:
-    """Passes on steps in detail, and rows before the first step's end; sums up others in ``aggregate`` marks."""
+    """Passes on steps in detail, and rows from before the first step ended; sums up others in ``aggregate`` marks."""
 
     def __init__(self, sink: _RowSink, in_detail: Callable[[int], bool]) -> None:
         self._sink = sink
         self._in_detail = in_detail
         self._sums: dict[int, _Sums] = {}
         self._last_ended = _OUTSIDE
+        self._first_end_ns = _NEVER
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows like :meth:`commtrace.recorder.Sink.write`. If it fails, exactly ``rows`` are lost."""
         before = {step: {key: list(sums) for key, sums in own.items()} for step, own in self._sums.items()}
-        last_ended = self._last_ended
+        last_ended, first_end_ns = self._last_ended, self._first_end_ns
         try:
             handed_on = self._handed_on(RowBatch.of(rows))
             if handed_on:
                 self._sink.write(handed_on)
         except Exception:
-            self._sums, self._last_ended = before, last_ended
+            self._sums, self._last_ended, self._first_end_ns = before, last_ended, first_end_ns
             raise
 
     def close(self) -> None:
@@ -97,10 +99,10 @@ class AggregatingSink:
             return batch
         is_step = spans.kind == schema.STEP
         in_detail = np.isin(spans.step, [step for step in np.unique(spans.step).tolist() if self._is_in_detail(step)])
-        is_kept = is_step | in_detail | (spans.kind == schema.MARK)
-        if self._last_ended < 0:
-            first_end = int(np.argmax(is_step)) if is_step.any() else len(spans)
-            is_kept[:first_end] |= spans.step[:first_end] < 0
+        # By time: rows of one pass come from several recorders, and what began before may end, and come, later.
+        self._first_end_ns = min(self._first_end_ns, int(spans.end[is_step].min(initial=_NEVER)))
+        is_before = (spans.step < 0) & (spans.start < self._first_end_ns)
+        is_kept = is_step | in_detail | is_before | (spans.kind == schema.MARK)
         self._add(spans.take(~is_kept), batch.names)
         self._last_ended = max(self._last_ended, int(spans.step[is_step].max(initial=_OUTSIDE)))
         ended = spans.step[is_step & ~in_detail].tolist()

@@ -98,6 +98,7 @@ class RankTrace:
     closed: bool = True  # False if killed, or still running
     # its default process group was destroyed in order, or its command ended with 0: it may end without closing them
     has_left: bool = False
+    shell_hides_end: bool = False  # its command ended with 0, through a shell: that does not say how the rank ended
     exception: str = ""  # type of an uncaught one
     exception_frames: tuple[str, ...] = ()  # "file:line function", innermost first
     failures: tuple[FailedCommunication, ...] = ()

@@ -276,7 +276,7 @@ class _StepSpans:
         }
         begins = at
         if straggler is not None:
-            for name in ("place", "cause", "cost_ms_per_step", "gpu_hours_per_day"):
+            for name in ("place", "cause", "cost_ms_per_step", "gpu_hours_per_day", "since_step"):
                 attributes[f"commtrace.finding.{name}"] = getattr(straggler, name)
             if finding.kind == FOUND:
                 begins = round(straggler.since * 1e9)

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
 from commtrace.exporters.prometheus.step_histogram import StepHistogram
+from commtrace.live.monitoring.findings import LiveStraggler
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import Device, MessageSummary, OperationSummary, StepSummary, trace_id
@@ -143,7 +144,7 @@ def _resident_bytes() -> int | None:
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
 _OPERATION: Final = ("operation", "role")
 _MESSAGE: Final = ("operation", "nodes", "up_to")
-_MOST_STRAGGLERS: Final = 8
+_MOST_STRAGGLERS: Final = 4
 _PAUSES: Final = ("checkpoint", "evaluation")
 
 
@@ -395,19 +396,29 @@ class RankCollector(Collector):
             )
         if not self._rank.joins:
             return
-        cost = GaugeMetricFamily(
-            "commtrace_straggler_cost_seconds",
-            "What a slow rank costs in every step, as the monitor on this rank found; the costliest few.",
-            labels=["straggler_rank", "place", "cause"],
-        )
-        costliest: dict[tuple[str, str, str], float] = {}
-        for straggler in self._rank.stragglers[:_MOST_STRAGGLERS]:
-            # Two links of a rank have the same ones.
-            labels = (str(straggler.rank), straggler.place, straggler.cause)
-            costliest.setdefault(labels, straggler.cost_ms_per_step / 1e3)
-        for labels, seconds in costliest.items():
-            cost.add_metric(list(labels), seconds)
-        yield cost
+        yield from _stragglers(self._rank.stragglers[:_MOST_STRAGGLERS])
+
+
+def _stragglers(stragglers: Sequence[LiveStraggler]) -> Iterator[Metric]:
+    """Yield the cost and the begin of each, as the monitor on this rank found; of alike labels, the costliest."""
+    names = ["straggler_rank", "place", "cause"]
+    cost = GaugeMetricFamily(
+        "commtrace_straggler_cost_seconds", "What a slow rank costs in every step; the costliest few.", labels=names
+    )
+    step = GaugeMetricFamily("commtrace_straggler_since_step", "The step from which on it is slow.", labels=names)
+    since = GaugeMetricFamily(
+        "commtrace_straggler_since_timestamp_seconds", "When that step began, epoch seconds.", labels=names
+    )
+    costliest: dict[tuple[str, str, str], LiveStraggler] = {}
+    for straggler in stragglers:
+        # Two links of a rank have the same ones.
+        costliest.setdefault((str(straggler.rank), straggler.place, straggler.cause), straggler)
+    for labels, straggler in costliest.items():
+        cost.add_metric(list(labels), straggler.cost_ms_per_step / 1e3)
+        since.add_metric(list(labels), straggler.since)
+        if straggler.since_step >= 0:
+            step.add_metric(list(labels), straggler.since_step)
+    yield from (cost, step, since)
 
 
 def _add(family: CounterMetricFamily | GaugeMetricFamily, labels: tuple[str, str], value: float | None) -> None:

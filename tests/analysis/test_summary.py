@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.breakdown.rank_means import PARTS, ExposedTime
+from commtrace.analysis.matched import Context
 from commtrace.analysis.memory import RankMemory
-from commtrace.analysis.problems import NO_COMMUNICATION, NO_COMPUTE
+from commtrace.analysis.problems import NO_COMMUNICATION, NO_COMPUTE, StepNumbers, find_step_numbers
 from commtrace.analysis.summary import Summary, summarise
 from commtrace.errors import ConfigurationError, RunNotFoundError
 from commtrace.synth import Job, synthesize
@@ -312,3 +313,17 @@ def test_communication_without_anything_that_computes_is_said_in_words() -> None
     assert NO_COMPUTE in summary.problems
     computed = [span("step", 0, 100, step=0), span("forward", 0, 10, step=0), reduce]
     assert NO_COMPUTE not in summarise(make_run({0: computed}, [group("dp", 0)])).problems
+
+
+def test_the_numbers_of_steps_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Context] = []
+
+    def counted(context: Context) -> StepNumbers:
+        compared.append(context)
+        return find_step_numbers(context)
+
+    for module in ("summary", "step_totals", "stragglers.search"):
+        monkeypatch.setattr(f"commtrace.analysis.{module}.find_step_numbers", counted)
+    summarise(PipelineJob(2, 2, steps=3).run())
+
+    assert len(compared) == 1

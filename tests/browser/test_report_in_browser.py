@@ -403,3 +403,35 @@ def test_a_run_without_complete_steps_says_so(reader: Reader, tmp_path: Path) ->
 
     assert reader.errors == []
     assert "No step was recorded, so there is no timeline." in reader.page.inner_text("main")
+
+
+def test_what_the_search_finds_is_said_in_full(opened: Reader) -> None:
+    room, needed = opened.page.evaluate(
+        """() => {
+            const input = document.getElementById("search");
+            const style = getComputedStyle(input);
+            const context = document.createElement("canvas").getContext("2d");
+            context.font = style.font;
+            const inside = input.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+            return [inside, context.measureText(input.placeholder).width];
+        }"""
+    )
+    assert needed > 0
+    assert needed <= room
+
+
+def test_that_the_navigation_goes_on_is_seen_on_a_narrow_page(opened: Reader) -> None:
+    opened.page.set_viewport_size({"width": 820, "height": 900})
+    shown, all_of_it, mask = opened.page.evaluate(
+        """() => {
+            const nav = document.querySelector("nav");
+            return [nav.clientWidth, nav.scrollWidth, getComputedStyle(nav).maskImage];
+        }"""
+    )
+    assert "gradient" in mask
+    if all_of_it > shown:  # its last entry is clear of what fades
+        opened.page.evaluate("() => { const nav = document.querySelector('nav'); nav.scrollLeft = nav.scrollWidth; }")
+        last = opened.page.evaluate(
+            "() => document.querySelector('nav').lastElementChild.getBoundingClientRect().right"
+        )
+        assert last <= shown - 64

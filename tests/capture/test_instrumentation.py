@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,10 @@ import torch.distributed as dist
 from commtrace.capture import instrumentation
 from commtrace.capture.graphs.replays import PART as GRAPHS
 from commtrace.capture.instrumentation import Instrumentation
-from commtrace.config import NOTES_VARIABLE, Config
+from commtrace.config import BY_SHELL, NOTES_VARIABLE, Config
 from tests.capture.recording import device_clock
 from tests.capture.simulated_cuda import SimulatedCuda
+from tests.e2e.launch import REPOSITORY
 
 
 def test_a_folder_is_noted_where_commtrace_run_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +26,25 @@ def test_a_folder_is_noted_where_commtrace_run_waits_for_it(tmp_path: Path, monk
     monkeypatch.setenv(NOTES_VARIABLE, str(notes))
     assert instrumentation._note(tmp_path / "rank-00000")
     assert notes.read_text() == f"{tmp_path / 'rank-00000'}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "by_shell"),
+    [
+        ('{python} -c "{code}"', False),
+        ("sh -c '{python} -c \"{code}\" || true'", True),
+        ("env A=1 bash -c '{python} -c \"{code}\"; echo done'", True),
+        ("sh -c 'exec {python} -c \"{code}\"'", False),
+    ],
+)
+def test_a_shell_that_may_hide_an_exit_code_is_noted(tmp_path: Path, command: str, by_shell: bool) -> None:
+    """The shell that runs the command, which has no variable of commtrace yet, does not count."""
+    notes = tmp_path / "notes"
+    notes.touch()
+    code = "from commtrace.capture import instrumentation as one; one._note(one.Path(str(7)))"
+    line = f"{NOTES_VARIABLE}={notes} {command.format(python=sys.executable, code=code)} || exit 1"
+    subprocess.run(["bash", "-c", line], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    assert notes.read_text() == f"7{BY_SHELL if by_shell else ''}\n"
 
 
 @pytest.mark.parametrize("notes", ["/dev/full", "/nowhere/notes"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,35 @@ def test_what_no_python_sees_is_known_from_the_exit_code_of_the_command(tmp_path
     assert (status, diagnosis["findings"], diagnosis["run"]["states"]) == (0, [], {"ended": 2})
     assert '"ended"' in listed.stdout
     assert '"cut_off"' not in listed.stdout
+
+
+@pytest.mark.parametrize("how", ["killed", "killed_alone"])
+def test_a_shell_that_hides_the_exit_code_does_not_make_a_killed_rank_one_that_ended_well(
+    tmp_path: Path, how: str
+) -> None:
+    shell = ["sh", "-c", f"{shlex.join([*TORCHRUN, str(PROGRAM), how])} || true"]
+    command = [sys.executable, "-m", "commtrace", "run", "-o", str(tmp_path / "run"), "--", *shell]
+    completed = run(command, {"OMP_NUM_THREADS": "1"})
+    assert completed.returncode == 0, completed.stdout
+
+    status, diagnosis = diagnosis_of(tmp_path / "run")
+
+    assert status == 1
+    assert "ended" not in {one["state"] for one in diagnosis["ranks"] if one["exception"] is None}
+    assert "rank 1" in diagnosis["findings"][0]
+    said = [note for note in diagnosis["notes"] if "ended with exit code 0, but a shell had started" in note]
+    # An exception of another rank, where the launcher leaves it the time to raise one, says it all.
+    assert len(said) == all(one["exception"] is None for one in diagnosis["ranks"])
+
+
+def test_below_a_shell_a_job_that_ends_well_is_read_so(tmp_path: Path) -> None:
+    shell = ["sh", "-c", f"{shlex.join([*TORCHRUN, str(PROGRAM), 'os_exit'])}; true"]
+    completed = run([sys.executable, "-m", "commtrace", "run", "-o", str(tmp_path / "run"), "--", *shell], {})
+    assert completed.returncode == 0, completed.stdout
+
+    status, diagnosis = diagnosis_of(tmp_path / "run")
+
+    assert (status, diagnosis["findings"], diagnosis["run"]["states"]) == (0, [], {"ended": 2})
 
 
 @pytest.mark.parametrize("how", ["os_exit_1", "killed", "segmentation_fault", "aborted", "destroyed_and_os_exit_1"])

@@ -13,7 +13,7 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.commands.doctor import read_flight_calls
 from commtrace.errors import ImportFileError
 from commtrace.importers import flight_recorder
-from commtrace.importers.flight_recorder import import_flight_recorder, read_flight_record
+from commtrace.importers.flight_recorder import import_flight_recorder, read_flight_record, with_members
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.hang_report import InFlight
@@ -224,6 +224,31 @@ def test_the_summary_of_dumps_leads_to_the_hang(tmp_path: Path) -> None:
     import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
 
     assert "commtrace doctor says where the job hangs" in summarise(tmp_path / "run").verdict
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"name": "gloo:all_gather", "input_sizes": [[2]], "output_sizes": [[5, 2]]},
+        {"name": "gloo:all_gather", "input_sizes": [[2]], "output_sizes": [[2]] * 5},
+        {"name": "gloo:reduce_scatter", "input_sizes": [[10]], "output_sizes": [[2]]},
+        {"name": "gloo:send 0->4", "is_p2p": True},
+    ],
+)
+def test_the_last_ranks_of_the_world_are_awaited_though_they_left_no_dump(
+    tmp_path: Path, shown: dict[str, Any]
+) -> None:
+    """Ranks 3 and 4 of five died; the others wait for them."""
+    files = []
+    for rank in range(3):
+        known = [entry(1, 1_000, process_group=["0", "default_pg"], **shown)] if rank == 0 else [gloo_entry(1, 1_000)]
+        files.append(gloo_dump(tmp_path / f"dump_{rank}", *known, gloo_entry(2, 2_000, retired=False)))
+    records = with_members(map(read_flight_record, files))
+
+    assert {record.groups["0"].ranks for record in records} == {(0, 1, 2, 3, 4)}
+    import_flight_recorder(files, tmp_path / "run")
+    (stop,) = examine(tmp_path / "run", now_ns=EPOCH + 10_000).hang.stops
+    assert stop.unknown == (3, 4)
 
 
 def test_operations_that_the_recorder_retired_have_ended(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from commtrace.live.monitoring.findings import LiveStraggler, MonitorStatus
 
 _RANK_1 = LiveStraggler(
     rank=1, host="node0", who="rank 1 on node0", place="ranks", cause="compute", since=5.0, cost_ms_per_step=12.0,
-    gpu_hours_per_day=1.0, evidence="Evidence.", next_step="Do this.", ranks=(1,),
+    gpu_hours_per_day=1.0, evidence="Evidence.", next_step="Do this.", ranks=(1,), since_step=30,
 )  # fmt: skip
 
 

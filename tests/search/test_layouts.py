@@ -6,19 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from commtrace.analysis.chain import analyse
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.cli.found_layouts import search_json
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import GRADIENT_NORM, Traffic, stage_traffic
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
+from commtrace.planning.times import measure_communication
 from commtrace.search.candidates import candidates, fitting_model
 from commtrace.search.costs import PartTimes, RunCosts
 from commtrace.search.layouts import search_layouts
-from commtrace.search.links import Bandwidth, Links, Place, given_bandwidths
+from commtrace.search.links import Bandwidth, Links, Place, given_bandwidths, measured_links
 from commtrace.search.megatron import megatron_arguments
 from commtrace.search.pipeline_time import ChunkTimes
 from commtrace.search.prediction import Predictor
+from tests.factory import collective, group, make_run, span
 
 MODEL = Model(layers=8, hidden=1024, heads=16, sequence=1024, vocabulary=50_304)
 LAYOUT = Layout(tp=2, pp=4, dp=1, microbatch=2, microbatches=4, flash_attention=True)
@@ -123,6 +127,31 @@ def test_a_reach_without_a_measured_bandwidth_is_not_predicted() -> None:
     assert found.not_known
     assert all("no bandwidth between nodes was measured" in sentence for sentence in found.not_known)
     assert all(one.layout.tp <= 4 for one in found.best)
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_that_bandwidths_are_lower_bounds_is_said_with_the_layouts(is_bound: bool) -> None:
+    links = Links({Place("tp", False): Bandwidth(100.0, 1e8, is_bound), Place("pp", True): BETWEEN}, {})
+    predictor = Predictor(replace(COSTS, links=links), 4, links)
+    notes = search_json(predictor, search_layouts(predictor, 8, 80 * GIB, 8, 5), 8, 80, ())["notes"]
+    told = [note for note in notes if note.startswith("Bandwidths that are lower bounds: tp. ")]
+
+    assert len(told) == is_bound
+    assert links.with_given({Place("tp", False): 90.0}).bounds == ()
+
+
+def test_the_links_of_a_run_are_lower_bounds_where_few_bytes_have_exact_times() -> None:
+    """A large call whose end is not known, and one of a tenth of its bytes that is exact."""
+    pair = group("dp", 0, 1)
+    rows = [
+        span("step", 0, 10_000, step=0),
+        collective("all_reduce", pair, 0, 0, 800, id=0, bytes=12_000, step=0, end_exact=False),
+        collective("broadcast", pair, 1, 800, 900, id=1, bytes=1_200, step=0),
+    ]
+    context = analyse(make_run({0: rows, 1: rows}, [pair]))
+    links = measured_links(measure_communication(context).table(context.run))
+
+    assert links.bounds == ("dp",)
 
 
 def test_a_bandwidth_is_given_as_for_other_commands_or_as_gigabytes_per_second() -> None:

@@ -210,7 +210,8 @@ class Answers:
                 yield {"metric": {**labels, "series": name}, "value": [0, str(value)]}
         if self.has_monitor and "straggler_cost" in query:
             labels = {"run_id": "new", "rank": "0", "straggler_rank": "1", "cause": "compute"}
-            yield {"metric": labels, "value": [0, "0.012"]}
+            for name, value in (("cost_seconds", 0.012), ("since_step", 30), ("since_timestamp_seconds", 1_990.5)):
+                yield {"metric": {**labels, "__name__": f"commtrace_straggler_{name}"}, "value": [0, str(value)]}
 
 
 def test_of_a_prometheus_the_newest_run_is_shown_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +238,7 @@ def test_what_the_monitor_has_found_is_shown_with_its_split(monkeypatch: pytest.
     assert (slow.rank, slow.who, slow.cause, slow.cost_ms_per_step, slow.source) == (
         1, "rank 1", "compute", 12.0, "monitor",
     )  # fmt: skip
+    assert (slow.since_step, slow.since) == (30, 1_990.5)
     assert frame.ranks[0].exposed == {"dp": Exposed(500_000_000, 375_000_000, 125_000_000)}
     assert frame.ranks[1].exposed == {"dp": Exposed(500_000_000)}, "nothing of it was compared"
 

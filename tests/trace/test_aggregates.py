@@ -86,14 +86,13 @@ class RowByRow:
     in_detail: Callable[[int], bool]
     sums: dict[int, dict[tuple[int, str, int, int], list[int]]] = field(default_factory=dict)
     kept: list[Row] = field(default_factory=list)
-    last_ended: int = -1
+    first_end: float = float("inf")
 
     def write(self, rows: list[Row]) -> None:
+        self.first_end = min([self.first_end, *(span.end for span in rows if span.kind == schema.STEP)])
         for span in rows:
-            if span.kind == schema.STEP:
-                self.last_ended = max(self.last_ended, span.step)
             is_in_detail = span.step >= 0 and self.in_detail(span.step)
-            is_early = span.step < 0 and self.last_ended < 0
+            is_early = span.step < 0 and span.start < self.first_end
             if is_in_detail or is_early or span.kind in (schema.STEP, schema.MARK):
                 self.kept.append(span)
             else:
@@ -142,6 +141,19 @@ def test_the_sums_are_those_of_a_loop_over_rows(come_as: str, seed: int) -> None
     assert {step: disk.sums(step) for step in range(-1, 5) if disk.sums(step)} == rule.aggregates()
 
 
+def test_what_began_before_the_first_step_s_end_is_kept_wherever_it_stands_and_whenever_it_comes() -> None:
+    disk = Disk()
+    sink = AggregatingSink(disk, DetailPlan(0).details)
+    sink.write([*steps(0, 1), all_reduce(-1, -50, -40), all_reduce(-1, 2_000, 2_001)])
+    sink.write([all_reduce(-1, -30, 3_000), all_reduce(-1, 4_000, 4_001)])
+
+    kept = [(span.start, span.end) for span in disk.rows if span.name == "all_reduce"]
+    assert kept == [(-50, -40), (-30, 3_000)]
+    sink.close()
+    (rest,) = disk.sums(-1)
+    assert (rest.num_spans, rest.total_ns) == (2, 2)
+
+
 def test_what_comes_late_is_added() -> None:
     disk = Disk()
     sink = AggregatingSink(disk, DetailPlan(0).details)
@@ -155,7 +167,7 @@ def test_what_comes_late_is_added() -> None:
 def test_marks_and_what_comes_before_the_first_step_are_kept() -> None:
     disk = Disk()
     sink = AggregatingSink(disk, DetailPlan(0).details)
-    sink.write([mark("topology", {}), all_reduce(-1, 0, 5), *steps(0, 1), all_reduce(-1, 0, 3)])
+    sink.write([mark("topology", {}), all_reduce(-1, 0, 5), *steps(0, 1), all_reduce(-1, 200, 203)])
 
     assert disk.written() == [("topology", -1), ("all_reduce", -1), ("step", 0), ("aggregate", 0), ("aggregate", -1)]
 

@@ -28,7 +28,7 @@ class BaselineShare:
     calls: int
     time_ns: int  # of all of them, on all ranks
     includes_waits: bool  # not matched on all members
-    is_bound: bool  # no call has an exact time: busbw and share are lower bounds
+    is_bound: bool  # most bytes are in calls without exact times: busbw and share are lower bounds
     busbw_gbps: float
     expected_ns: float | None  # the time at the baseline
     baseline_busbw_gbps: float | None

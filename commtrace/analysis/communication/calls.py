@@ -286,16 +286,23 @@ class CallSums:
         return self.count - self.all.calls
 
     @property
+    def durations_are_bounds(self) -> bool:
+        """Return whether ``durations`` are upper bounds."""
+        return not _stand_for_all(self.finished, self.finished_bounds) and len(self.bound_durations) > 0
+
+    @property
     def durations(self) -> Distribution[int]:
-        """Return the exact durations; if there is none, the upper bounds."""
-        return self.exact_durations if len(self.exact_durations) else self.bound_durations
+        """Return the exact durations, where they stand for all; else all of them, the upper bounds too."""
+        return self.exact_durations + self.bound_durations if self.durations_are_bounds else self.exact_durations
 
     def timed(self) -> Timed:
-        """Return the calls for a bandwidth: if possible, matched ones with exact times."""
+        """Return the calls for a bandwidth: if possible matched ones, and those with exact times."""
         includes_waits = not (self.matched.calls or self.matched_bounds.calls)
         exact = self.finished if includes_waits else self.matched
         bounds = self.finished_bounds if includes_waits else self.matched_bounds
-        return Timed(exact, includes_waits, False) if exact.calls else Timed(bounds, includes_waits, True)
+        if _stand_for_all(exact, bounds):
+            return Timed(exact, includes_waits, False)
+        return Timed(exact.plus(bounds), includes_waits, True)
 
     @property
     def unfinished(self) -> int:
@@ -321,6 +328,11 @@ class CallSums:
             self.exact_durations + other.exact_durations,
             self.bound_durations + other.bound_durations,
         )
+
+
+def _stand_for_all(exact: Moved, bounds: Moved) -> bool:
+    """Return whether calls with exact times hold at least half of the bytes: few bytes show the latency of a call."""
+    return exact.calls > 0 and exact.num_bytes >= bounds.num_bytes
 
 
 def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> list[CallSums]:

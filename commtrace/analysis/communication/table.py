@@ -5,6 +5,7 @@ Where members were not recorded, wait and transfer of a role or a rank cannot be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -60,14 +61,15 @@ class Communication:
     count: int  # calls on every rank that made them; of a coalesced bracket once per operation
     num_bytes: int | None  # full tensors
     unsized: int  # calls of unknown bytes
-    duration_p50_ns: int | None  # by nearest rank, of calls of exact duration; without any, of upper bounds
+    duration_p50_ns: int | None  # by nearest rank
     duration_p99_ns: int | None
     duration_max_ns: int | None
     duration_sum_ns: int
+    durations_are_bounds: bool  # calls of exact duration hold less than half of the bytes: the above are upper bounds
     algbw_gbps: float | None
     busbw_gbps: float | None
     bandwidth_time: str | None  # divisor: transfer (of calls matched on all members) or duration (with waits)
-    bandwidth_is_bound: bool  # no call has an exact time: both rates are lower bounds
+    bandwidth_is_bound: bool  # calls of exact time hold less than half of the bytes: both rates are lower bounds
     needed_busbw_gbps: float | None  # busbw at which these bytes take as long as compute; below, no schedule hides them
     exposed_ns: int  # stalls of the lane
     hidden_ns: int  # in flight without a stall
@@ -77,11 +79,6 @@ class Communication:
     mismatched: int  # members disagree on operation, bytes or dtype
     replayed: int  # calls in replays of CUDA graphs: counted and sized, without times of their own
     upper_bounds: int  # calls whose start or end is a bound: their durations and hidden times are upper bounds
-
-    @property
-    def durations_are_bounds(self) -> bool:
-        """Return whether no call has an exact duration: those of the row are upper bounds."""
-        return 0 < self.upper_bounds == self.count - self.unfinished - self.replayed
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -106,6 +103,7 @@ class Communication:
                 "max": self.duration_max_ns,
                 "sum": self.duration_sum_ns,
             },
+            "durations_are_bounds": self.durations_are_bounds,
             "algbw_gbps": self.algbw_gbps,
             "busbw_gbps": self.busbw_gbps,
             "bandwidth_time": self.bandwidth_time,
@@ -124,10 +122,13 @@ class Communication:
 
 
 def with_exact_rates(rows: Iterable[Communication]) -> list[Communication]:
-    """Return the rows whose rates are exact; of a role and reach without any, those whose rates are lower bounds."""
+    """Return the rows whose rates are exact, where they hold half of the bytes of their role and reach; else all."""
     rows = [*rows]
-    exact = {(row.role, row.inter_node) for row in rows if row.busbw_gbps and not row.bandwidth_is_bound}
-    return [row for row in rows if not (row.bandwidth_is_bound and (row.role, row.inter_node) in exact)]
+    more_exact = Counter[tuple[str, bool | None]]()
+    for row in rows:
+        if row.busbw_gbps:
+            more_exact[row.role, row.inter_node] += (row.num_bytes or 0) * (-1 if row.bandwidth_is_bound else 1)
+    return [row for row in rows if not (row.bandwidth_is_bound and more_exact[row.role, row.inter_node] >= 0)]
 
 
 class Detail(Enum):
@@ -293,6 +294,7 @@ def _row(run: Run, key: CommunicationKey, sums: CallSums, compute_ns: int, detai
         duration_p99_ns=sums.durations.nearest_rank(99),
         duration_max_ns=sums.durations.nearest_rank(100),
         duration_sum_ns=sums.duration_ns,
+        durations_are_bounds=sums.durations_are_bounds,
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         bandwidth_time=bandwidth_time,

@@ -67,6 +67,7 @@ class ExaminedRank(NamedTuple):
     dropped: Mapping[str, int]  # spans that its recorder dropped, by kind
     collectives: int  # number launched
     coordinates: Mapping[str, int]
+    shell_hides_end: bool  # it was started by a shell, whose exit code 0 does not say how the rank ended
 
 
 class LeftOut(NamedTuple):

@@ -177,6 +177,7 @@ def _rank(
         dropped=dict(trace.dropped),
         collectives=sum(arrivals.launched.values()),
         coordinates=dict(trace.coordinates),
+        shell_hides_end=trace.shell_hides_end,
     )
 
 

@@ -474,6 +474,13 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
     if harmless:
         first = mismatch_words(harmless[0])
         yield f"Sizes differ at {len(harmless)} places, which is right for sparse tensors only; first {first}."
+    hidden = [one.rank for one in diagnosis.ranks if one.shell_hides_end and one.state in (STOPPED, SILENT)]
+    if hidden:
+        yield (
+            f"The command ended with exit code 0, but a shell had started {format_ranks(hidden)}: that does not say "
+            "how they ended, as in `torchrun … || true` or `torchrun … | tee log`. Their files break off like those of "
+            "killed ranks. Only a process that ends by _exit in C leaves the same."
+        )
     for path in diagnosis.coverage.not_visible:
         yield f"Not visible: {path}"
     if diagnosis.alignment.refused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,16 @@ class Series(NamedTuple):
     least: Float64  # the smallest change that counts
 
 
-def find_cuts(series: Series, shortest: int) -> list[int]:
-    """Return the places, ascending, that cut the steps into parts of at least ``shortest`` steps."""
-    return _cut(series, shortest, MOST_CHANGES, SPARE_STEPS * series.values.shape[1])
+EDGE: Final = SMOOTHED_STEPS // 2 + 1
+"""The shortest part that smoothing leaves."""
+
+
+def find_cuts(series: Series, shortest: int, *, goes_on: bool = False) -> list[int]:
+    """Return the places, ascending, that cut the steps into parts of at least ``shortest`` steps.
+
+    ``goes_on``: the newest steps are the begin of a part, which may be as short as ``EDGE``.
+    """
+    return _cut(series, shortest, EDGE if goes_on else shortest, MOST_CHANGES, SPARE_STEPS * series.values.shape[1])
 
 
 def cut_at(work: WorkStatistics, cuts: Sequence[int]) -> list[WorkStatistics]:
@@ -103,13 +110,12 @@ def _scatter_of_means(steps: Float64, length: int) -> Float64:
     return np.asarray(differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2))
 
 
-def _cut(series: Series, shortest: int, most: int, spare: float) -> list[int]:
+def _cut(series: Series, shortest: int, shortest_last: int, most: int, spare: float) -> list[int]:
     values, error, least = series
     steps = values.shape[1]
-    if most < 1 or steps < 2 * shortest:
+    if most < 1 or steps < shortest + shortest_last:
         return []
-    edge = SMOOTHED_STEPS // 2 + 1
-    left = np.arange(edge, steps - edge + 1)
+    left = np.arange(EDGE, steps - EDGE + 1)
     sums = np.cumsum(values, axis=1)
     before, total = sums[:, left - 1], sums[:, -1:]
     apart = np.abs((total - before) / (steps - left) - before / left)
@@ -119,7 +125,7 @@ def _cut(series: Series, shortest: int, most: int, spare: float) -> list[int]:
     if sigmas[row, place] < SIGMAS_OF_CHANGE:
         return []
     at = int(left[place])
-    if not shortest <= at <= steps - shortest:
+    if not shortest <= at <= steps - shortest_last:
         # One end differs that is too short to be judged alone.
         is_first, length = at < shortest, min(at, steps - at)
         slower_first = before[:, place] / at > (total[:, 0] - before[:, place]) / (steps - at)
@@ -127,8 +133,9 @@ def _cut(series: Series, shortest: int, most: int, spare: float) -> list[int]:
         if not is_slow and length <= spare:
             # It stays with its neighbours, as steps that cost nothing.
             rest = series._replace(values=values[:, at:] if is_first else values[:, :at])
-            return [one + at * is_first for one in _cut(rest, shortest, most, spare - length)]
-        at = shortest if is_first else steps - shortest
-    first = _cut(series._replace(values=values[:, :at]), shortest, most - 1, spare)
-    second = _cut(series._replace(values=values[:, at:]), shortest, most - 1 - len(first), spare)
+            last = shortest_last if is_first else shortest
+            return [one + at * is_first for one in _cut(rest, shortest, last, most, spare - length)]
+        at = shortest if is_first else steps - shortest_last
+    first = _cut(series._replace(values=values[:, :at]), shortest, shortest, most - 1, spare)
+    second = _cut(series._replace(values=values[:, at:]), shortest, shortest_last, most - 1 - len(first), spare)
     return [*first, at, *(at + one for one in second)]

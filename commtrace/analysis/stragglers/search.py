@@ -163,8 +163,11 @@ def find_stragglers(
     return judge_stragglers(run, measured, replay, thresholds, baseline)
 
 
-def measure_work(analysis: Analysis) -> MeasuredWork:
-    """Measure the steps that count, unless only kernels were recorded: a replay would show nothing of them."""
+def measure_work(analysis: Analysis, numbers: StepNumbers | None = None) -> MeasuredWork:
+    """Measure the steps that count, unless only kernels were recorded: a replay would show nothing of them.
+
+    ``numbers`` are theirs, if they were compared before.
+    """
     if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         return MeasuredWork.not_replayed(ONLY_KERNELS, analysis.matches)
     try:
@@ -176,7 +179,7 @@ def measure_work(analysis: Analysis) -> MeasuredWork:
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
     times = analysis.partition
     replayed = ReplayedShare(int(times.total(REPLAY).sum()), int(times.wall_ns.sum()))
-    return replace(measured, numbers=find_step_numbers(analysis.context), replayed_share=replayed)
+    return replace(measured, numbers=numbers or find_step_numbers(analysis.context), replayed_share=replayed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,13 @@ def format_cause(cause: str) -> str:
     return "cause unknown" if cause == "unknown" else cause.replace("_", " ")
 
 
+def format_since_step(step: int, within: int) -> str:
+    """Return ``step 30``, or ``about step 32 (± 8)``; empty if the step is not known."""
+    if step < 0:
+        return ""
+    return f"about step {step} (± {within})" if within else f"step {step}"
+
+
 def on_gpu(run: Run) -> bool:
     """Return whether the job ran on GPUs, as far as was recorded."""
     return is_gpu(run.any_metadata.device)

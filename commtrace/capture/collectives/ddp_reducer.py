@@ -235,6 +235,7 @@ class CppCalls:
         return self._devices
 
     def unfinished(self) -> list[Launch]:
+        self.ask()  # A Work keeps its tensors: after the last step of a training nobody else asks.
         asked = [call.launch for call, work in list(self._asked) if not work.is_completed()]
         return [*asked, *(call.launch for call in list(self._unfinished.values()))]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from commtrace._compile_safe import do_nothing
 from commtrace.capture.collectives.dispatcher import (
     Capture,
     Captures,
@@ -253,12 +252,12 @@ class FunctionalCapture:
             if arguments and arguments[0] is compiled:
                 self.capture_calls_of_cpp()
 
-        wrap = self._hooks.around(begin, do_nothing)
+        wrap = self._hooks.around(begin)
         self._hooks.replace_method(codecache, "CppPythonBindingsCodeCache", "load_pybinding_async", wrap)
 
     def _watch_packages(self, package: ModuleType) -> None:
         # So do the graphs in packages of AOTInductor.
-        wrap = self._hooks.around(lambda _args, _kwargs: self.capture_calls_of_cpp(), do_nothing)
+        wrap = self._hooks.around(lambda _args, _kwargs: self.capture_calls_of_cpp())
         self._hooks.replace_method(package, "AOTICompiledModel", "__init__", wrap)
 
     def _capture(

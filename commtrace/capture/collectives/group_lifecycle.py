@@ -9,7 +9,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from commtrace._compile_safe import do_nothing
 from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords
 from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
@@ -48,8 +47,8 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
 
     restore = hooks.restore
     try:
-        hooks.replace(distributed_c10d, "rendezvous", hooks.around(note_rendezvous, do_nothing))
-        hooks.replace(distributed_c10d, "_new_process_group_helper", hooks.around(note_group, do_nothing))
+        hooks.replace(distributed_c10d, "rendezvous", hooks.around(note_rendezvous))
+        hooks.replace(distributed_c10d, "_new_process_group_helper", hooks.around(note_group))
         for name in _CREATORS:
             hooks.replace(distributed_c10d, name, hooks.around(lambda args, kwargs: True, register))
         tracer.groups.register_known_groups()

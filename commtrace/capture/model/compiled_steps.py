@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from commtrace._compile_safe import RAISED, do_nothing, wrap_with_callbacks
+from commtrace._compile_safe import RAISED, wrap_with_callbacks
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.hooks import Arguments, Hooks, Keywords
 from commtrace.capture.records import Span
@@ -89,9 +89,9 @@ class CompiledSteps:
     def _hook_dynamo(self, module: ModuleType) -> None:
         variable = module.OptimizerVariable
         if "call_method" in vars(variable):
-            self._hooks.replace(variable, "call_method", self._hooks.around(self._method_is_traced, do_nothing))
+            self._hooks.replace(variable, "call_method", self._hooks.around(self._method_is_traced))
         else:  # torch ≥ 2.15 keeps its methods in a table, and calls this one where it traces a step
-            self._hooks.replace(variable, "move_step_if_cpu", self._hooks.around(self._step_is_traced, do_nothing))
+            self._hooks.replace(variable, "move_step_if_cpu", self._hooks.around(self._step_is_traced))
 
     def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -101,7 +101,7 @@ class OptimizerPhase:
                 "the recording was started within an optimizer's step: steps of optimizers are recorded from the next "
                 "zero_grad() of an optimizer on. Start it outside to have all of them."
             )
-            self._replaced.replace(Optimizer, "zero_grad", self._replaced.around(_register, do_nothing))
+            self._replaced.replace(Optimizer, "zero_grad", self._replaced.around(_register))
         STEP_HOOKS.listener = self
 
     def uninstall(self) -> None:

@@ -231,7 +231,7 @@ class StepFinder:
         self._cycles += 1
         self._cycles_of_step += not self._cycle_ended_step
         self._has_joint_updates = self._has_joint_updates or len(self._cycle) > 1
-        for number in self._cycle:
+        for number in tuple(self._cycle):  # a collection may remove one meanwhile
             self._cycles_with[number] = self._cycles_with.get(number, 0) + 1
         self._cycles_without_pace = 0 if self._pace in self._cycle else self._cycles_without_pace + 1
         if self._pace is not None and self._cycles_without_pace > _PATIENCE:
@@ -244,7 +244,7 @@ class StepFinder:
         if self._pace is not None or not self._cycles_of_step:
             return
         if self._has_joint_updates or len(self._cycle) > 1:
-            always = (number for number in self._cycle if self._cycles_with.get(number, 0) == self._cycles)
+            always = (number for number in tuple(self._cycle) if self._cycles_with.get(number, 0) == self._cycles)
             self._pace = next(always, None)
 
     def _forget_cycles(self) -> None:
@@ -297,6 +297,12 @@ class StepFinder:
         self._references.pop(number, None)
         self._former.pop(number, None)
         self._missing.discard(number)
+        # Another object may get the same id.
+        self._stepped_alone.discard(number)
+        self._cycle.pop(number, None)
+        self._cycles_with.pop(number, None)
+        if self._pace == number:
+            self._forget_cycles()
 
 
 def _is_in_backward() -> bool:

@@ -13,6 +13,7 @@ import typer
 
 from commtrace.errors import ConfigurationError
 from commtrace.importers.rows import Imported
+from commtrace.installation import own_command
 from commtrace.trace.inputs import printable_lines
 
 
@@ -81,7 +82,7 @@ def import_(
         typer.echo(f"Note: {printable_lines(note)}", err=True)
     typer.echo(
         f"{output}: {imported.ranks} rank{'s' * (imported.ranks != 1)}, {imported.num_spans} spans. "
-        f"Next: commtrace summary {output}"
+        f"Next: {own_command()} summary {output}"
     )
 
 

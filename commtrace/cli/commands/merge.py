@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from commtrace.installation import own_command
 from commtrace.trace.files import merge as merging
 
 
@@ -28,4 +29,4 @@ def merge(
     """
     ranks = merging.merge(nodes, output, merging.link if links else merging.copy)
     typer.echo(f"{output}: {ranks} rank{'s' * (ranks > 1)} of {len(nodes)} directories.")
-    typer.echo(f"Next: commtrace summary {output}")
+    typer.echo(f"Next: {own_command()} summary {output}")

@@ -27,6 +27,8 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.commands.history import keep_summary
+from commtrace.cli.output import wide_console
+from commtrace.installation import own_command
 from commtrace.trace.json_values import fields_to_json
 from commtrace.viewer.choice import steps_to_draw
 from commtrace.viewer.comparison import comparison_resources
@@ -95,6 +97,10 @@ def report(
         written = WrittenReport(summary.verdict, str(output), size, page.embedded, left_out, page.note)
         typer.echo(json.dumps(fields_to_json(written), allow_nan=False))
         return
-    typer.echo(summary.verdict)
-    typer.echo(f"{output}: {size / 1e6:.1f} MB. {page.note}".rstrip())
-    typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")
+    console = wide_console()
+    console.print(summary.verdict, markup=False)
+    console.print(f"{output}: {size / 1e6:.1f} MB.", markup=False, soft_wrap=True)
+    if page.note:
+        console.print(page.note, markup=False)
+    following = f"{own_command()} export {shlex.join(map(str, runs))}"
+    console.print(f"Next: open it in a browser, or see every event: {following}", markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,9 +17,10 @@ import typer
 
 import commtrace._inject
 from commtrace import identity, launchers
-from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, forwardable
+from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, forwardable
 from commtrace.errors import CommtraceError
 from commtrace.identity import DEFAULT_DIRECTORY, RUN_ID_PLACE
+from commtrace.installation import own_command
 
 _FORWARDED: Final = (
     signal.SIGINT,
@@ -85,15 +86,19 @@ def run(
     raise typer.Exit(exit_code)
 
 
-def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, set[Path]]:
-    """Return the exit code of ``command``, and the folders that ranks on this node reported to record in."""
+def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, dict[Path, bool]]:
+    """Return the exit code of ``command``, and the folders that ranks on this node reported to record in.
+
+    The folders of ranks that a shell started are True.
+    """
     try:
         notes = tempfile.NamedTemporaryFile(prefix="commtrace-run-")  # noqa: SIM115
     except OSError:  # no directory for temporary files can be written: look for the recorded files instead
-        return _execute(command, environment), set()
+        return _execute(command, environment), {}
     with notes:
         exit_code = _execute(command, {**environment, NOTES_VARIABLE: notes.name})
-        return exit_code, {Path(line) for line in notes.read().decode(errors="replace").splitlines()}
+        lines = (line.partition(BY_SHELL) for line in notes.read().decode(errors="replace").splitlines())
+        return exit_code, {Path(folder): bool(by_shell) for folder, by_shell, _ in lines}
 
 
 def injected_environment(environment: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
@@ -139,7 +144,7 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _note_exit(noted: set[Path], began_ns: int, exit_code: int) -> None:
+def _note_exit(noted: Mapping[Path, bool], began_ns: int, exit_code: int) -> None:
     """Note beside the files of this node's ranks how their command ended: many a rank ends without closing them."""
     from commtrace.trace.files.rank_files import write_exit
     from commtrace.trace.files.reader import newest_recording
@@ -157,7 +162,7 @@ def _note_exit(noted: set[Path], began_ns: int, exit_code: int) -> None:
     for folder, recording in newest.items():
         if not recording.closed and recording.metadata.attempt == max(attempts):
             try:
-                write_exit(folder, recording.metadata.session, exit_code)
+                write_exit(folder, recording.metadata.session, exit_code, by_shell=noted[folder])
             except OSError as error:
                 typer.echo(f"commtrace: {folder}: the end of the command could not be noted: {error}", err=True)
 
@@ -180,7 +185,7 @@ def _written_since(directory: str, began_ns: int) -> set[Path]:
     return found
 
 
-def _print_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
+def _print_recorded(noted: Collection[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
     """Print the place of the run and the next command on stderr, as stdout is the command's."""
     from commtrace.trace.files.rank_files import segment_paths
 
@@ -207,7 +212,7 @@ def _print_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, s
         ranks = sum(folder.parent == run_directory for folder in recorded)
         number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
         typer.echo(f"\ncommtrace: recorded{number} in {run_directory}", err=True)
-        typer.echo(f"Next: commtrace summary {shlex.quote(str(run_directory))}", err=True)
+        typer.echo(f"Next: {own_command()} summary {shlex.quote(str(run_directory))}", err=True)
 
 
 def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,7 @@ from commtrace.cli.views import (
     run_budget_lines,
     step_attempts_lines,
 )
+from commtrace.installation import own_command
 from commtrace.trace.json_values import to_json
 
 
@@ -174,7 +176,8 @@ def print_summary(
     _print_coverage(console, summary)
     for problem in summary.problems:
         console.print(f"[yellow]![/] {escape(problem)}")
-    console.print(f"\nNext: commtrace report {escape(summary.run.path)} -o report.html", style="dim")
+    following = f"{own_command()} report {shlex.quote(summary.run.path)} -o report.html"
+    console.print(f"\nNext: {escape(following)}", style="dim", soft_wrap=True)
 
 
 def _header(summary: Summary) -> Iterable[str]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from commtrace.errors import ConfigurationError
+from commtrace.installation import own_command
 from commtrace.synth import Clock, Fault, Job, random_clocks, synthesize, write
 from commtrace.synth.faults import FORMS
 
@@ -121,7 +122,7 @@ def synth(
         progress.update(task, description="Writing", total=job.world_size)
         num_spans = write(synthetic, output, progress=lambda _: progress.advance(task))
     typer.echo(f"{output}: {job.world_size} ranks, {num_spans} spans; the truth about them is in truth.json")
-    typer.echo(f"Next: commtrace summary {output}")
+    typer.echo(f"Next: {own_command()} summary {output}")
 
 
 def _clocks(job: Job, offsets: Sequence[str], drifts: Sequence[str], steps: Sequence[str]) -> Mapping[int, Clock]:

@@ -15,8 +15,9 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
+from commtrace.analysis.clocks.time_of_day import clock_time
 from commtrace.analysis.formatting import format_duration
-from commtrace.analysis.stragglers.verdict import format_cause
+from commtrace.analysis.stragglers.verdict import format_cause, format_since_step
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError
@@ -259,7 +260,10 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
 
 def _slow_line(one: Slow) -> Text:
     cost = f", costs {milliseconds(one.cost_ms_per_step * 1e6)} ms per step" if one.cost_ms_per_step is not None else ""
-    since = time.strftime(" since %H:%M:%S UTC", time.gmtime(one.since)) if one.since is not None else ""
+    since = ""
+    if one.since is not None:
+        step = "" if one.since_step is None else f"{format_since_step(one.since_step, one.since_within_steps)}, "
+        since = f", since {step}{clock_time(round(1e9 * one.since))}"
     return Text.assemble(
         (f"STRAGGLER {one.who}: {format_cause(one.cause)}{cost}", "bold red"), f" (by the {one.source}{since})"
     )

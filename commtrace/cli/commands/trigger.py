@@ -16,6 +16,7 @@ from commtrace.analysis.steps.progress import Progress, find_progress
 from commtrace.cli.arguments import RunArgument
 from commtrace.cli.output import duration
 from commtrace.errors import ConfigurationError
+from commtrace.installation import own_command
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.files.reader import load_newest
 from commtrace.trace.json_values import fields_to_json
@@ -95,7 +96,7 @@ def trigger(
         sys.stdout.write(json.dumps(fields_to_json(report)) + "\n")
     else:
         _print_report(report, wait)
-        typer.echo(f"Next: commtrace summary {run} --steps {request.first}:{request.end}")
+        typer.echo(f"Next: {own_command()} summary {run} --steps {request.first}:{request.end}")
     if report.not_seen_by:
         raise typer.Exit(_NOT_CONFIRMED)
 

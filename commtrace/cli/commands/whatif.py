@@ -33,6 +33,7 @@ from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, JsonOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.installation import own_command
 from commtrace.planning.recorded_job import has_sizes, recorded_job
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.json_values import JsonObject
@@ -335,10 +336,10 @@ def _print_where(console: Console, run: Path, output: Path) -> None:
 def _next_command(analysis: Analysis, outcome: Outcome, run: Path) -> str:
     """Return a command that this run can answer."""
     if _named_slow_ranks(analysis):
-        return f"commtrace whatif {run} --without-slow-rank all"
+        return f"{own_command()} whatif {run} --without-slow-rank all"
     if len(outcome.recorded.joins.transfers):
-        return f"commtrace whatif {run} --bandwidth all=2x"
-    return f"commtrace straggler {run}"
+        return f"{own_command()} whatif {run} --bandwidth all=2x"
+    return f"{own_command()} straggler {run}"
 
 
 def _percent(share: float) -> str:

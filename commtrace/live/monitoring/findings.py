@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
-from commtrace.analysis.stragglers.verdict import RANKS, Member, format_cause
+from commtrace.analysis.stragglers.verdict import RANKS, Member, format_cause, format_since_step
 from commtrace.live.monitoring.wire_types import Count, Duration, Number, Text
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
@@ -27,6 +27,15 @@ MOST_MEANS: Final = 16
 _OF_NO_RANK: Final = ("communication", "stage_imbalance", "sequence_length_imbalance")
 
 
+class Since(NamedTuple):
+    """The step in which something began."""
+
+    step: int  # −1 if not known
+    time: float  # begin of that step, epoch seconds
+    within: int = 0  # by so many steps it may be off
+    is_first: bool = False  # no step before it was compared
+
+
 @dataclass(frozen=True, slots=True)
 class LiveStraggler:
     """A rank, host, stage or link that slows the job.
@@ -40,7 +49,7 @@ class LiveStraggler:
     who: str
     place: str  # one of verdict.PLACES
     cause: str  # one of verdict.CAUSES
-    since: float  # epoch seconds: begin of the first window in which it stood out
+    since: float  # epoch seconds: begin of ``since_step``
     cost_ms_per_step: float  # gain from mending it after all other findings, from a replay
     gpu_hours_per_day: float  # over all devices of the job, a rank without a GPU counted as one
     evidence: str
@@ -48,9 +57,25 @@ class LiveStraggler:
     occurrence: str = ""  # steps and total duration of events in few steps; else empty
     steps: int = 0  # over which the cost of such events is spread; 0 if it holds in every step
     ranks: tuple[int, ...] = ()  # all that it names; of a link both ends
-    since_step: int = -1  # first step of that window, or of the events; −1 if not known
+    since_step: int = -1  # the first step in which it was slow, or of the events; −1 if not known
+    since_within_steps: int = 0  # by so many steps ``since_step`` may be off
+    since_first_compared: bool = False  # no step before ``since_step`` was compared: it may have begun earlier
     members: tuple[Member, ...] = ()  # the slow ranks, slowest first, at most 16
     id: str = ""  # constant until it is cleared, unique among those that hold
+
+    @property
+    def begin(self) -> Since:
+        return Since(self.since_step, self.since, self.since_within_steps, self.since_first_compared)
+
+    def beginning(self, since: Since) -> LiveStraggler:
+        """Return the same with another beginning."""
+        return replace(
+            self,
+            since=since.time,
+            since_step=since.step,
+            since_within_steps=since.within,
+            since_first_compared=since.is_first,
+        )
 
     def to_json(self) -> JsonObject:
         """Return the fields, and ``since`` as ISO 8601 as well."""
@@ -152,8 +177,9 @@ def cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
 
 
 def _since(straggler: LiveStraggler) -> str:
-    step = f"step {straggler.since_step}, " if straggler.since_step >= 0 else ""
-    return f"since {step}{clock_time(_ns(straggler.since))}"
+    step = format_since_step(straggler.since_step, straggler.since_within_steps)
+    step += ", the first one compared" if straggler.since_first_compared else ""
+    return f"since {step}{', ' if step else ''}{clock_time(_ns(straggler.since))}"
 
 
 def _ns(epoch_seconds: float) -> int:
@@ -178,10 +204,13 @@ class StandingFindings:
 
     A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set. So a set
     that grows, shrinks or turns out to be a host is not named again.
+
+    A finding began when it did by its first observation; if ``are_dated``, by the newest one, which has looked it up.
     """
 
-    def __init__(self, windows_to_name: int) -> None:
+    def __init__(self, windows_to_name: int, *, are_dated: bool = False) -> None:
         self._windows_to_name = windows_to_name
+        self._are_dated = are_dated
         self._known: list[_Known] = []
 
     @property
@@ -209,9 +238,8 @@ class StandingFindings:
         for seen, known in zip(stragglers, continued, strict=True):
             one = known or _Known(seen)
             straggler = replace(seen, id=one.straggler.id)
-            if one.straggler.since < straggler.since:
-                since, since_step = one.straggler.since, one.straggler.since_step
-                straggler = replace(straggler, since=since, since_step=since_step)
+            if not self._are_dated and one.straggler.since < straggler.since:
+                straggler = straggler.beginning(one.straggler.begin)
             one.straggler = straggler
             one.windows += windows
             events += self._events(one, now, device)

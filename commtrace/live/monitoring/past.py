@@ -25,6 +25,7 @@ from commtrace.analysis.stragglers.normal import PAST, Usual, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
 from commtrace.analysis.stragglers.places import Place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import MEANT
+from commtrace.live.monitoring.findings import Since
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
 
 _WINDOWS_WELL: Final = 16
@@ -104,7 +105,7 @@ class SlowPauses(NamedTuple):
     cost_ns: float  # per step, of all of them
     steps: int  # of that mean
     when: Occurrence
-    windows: int  # since the first pause
+    since: Since  # the step of the first pause
 
 
 class _Window(NamedTuple):
@@ -172,8 +173,9 @@ class PauseMemory:
                 total_ns += pause.ns
         cost_ns, spread = _cost(sorted(lost_ns.items()), steps)
         when = Occurrence(tuple(sorted(lost_ns)), total_ns, steps)
-        windows = max(self._windows_since_first(one.rank, kind) for one in members)
-        return SlowPauses(place, WORK[kind], tuple(members), cost_ns, spread, when, windows)
+        first = min((pause for one in members for pause in self._pauses(one.rank, kind)), key=lambda one: one.begin_ns)
+        since = Since(first.step, first.begin_ns / 1e9)
+        return SlowPauses(place, WORK[kind], tuple(members), cost_ns, spread, when, since)
 
     def _by_step(self, reports: Sequence[WindowReport], kind: int, num_steps: int) -> Float64:
         """Return the pauses of each rank in each remembered step, ns; steps without one are at the end."""
@@ -186,11 +188,6 @@ class PauseMemory:
 
     def _pauses(self, rank: int, kind: int) -> list[Pause]:
         return [pause for own in self._windows[rank] for pause in own.pauses if pause.work == kind]
-
-    def _windows_since_first(self, rank: int, kind: int) -> int:
-        own = self._windows[rank]
-        first = next(one.number for one in own if any(pause.work == kind for pause in one.pauses))
-        return own[-1].number - first + 1
 
     def _lasts(self, rank: int, kind: int) -> bool:
         windows = self._windows[rank]

@@ -29,7 +29,7 @@ from commtrace.analysis.stragglers.microbatches import (
 from commtrace.analysis.stragglers.places import Place, format_place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.analysis.stragglers.verdict import PHASES, RANKS, Member
-from commtrace.live.monitoring.findings import LiveStraggler
+from commtrace.live.monitoring.findings import LiveStraggler, Since
 from commtrace.live.monitoring.sampled_replay import Price
 from commtrace.live.monitoring.window import WORK as WORDS
 
@@ -42,8 +42,7 @@ class SlowNow:
     """A rank that works too long in the newest window; times in ns per step."""
 
     rank: int
-    since: float  # start, epoch seconds
-    since_step: int  # first step of that window
+    since: Since
     work_ns_of: tuple[float, ...]  # by window.WORK
     excess_ns_of: tuple[float, ...]  # over normal, likewise
     excess_ns: float
@@ -80,8 +79,8 @@ def sets_now(
     """
     for own in group_by_place(places, slow):
         together: list[SlowNow] = []
-        for one in sorted(own.members, key=lambda one: one.since):
-            if together and own.place == RANKS and one.since - together[0].since > seconds:
+        for one in sorted(own.members, key=lambda one: one.since.time):
+            if together and own.place == RANKS and one.since.time - together[0].since.time > seconds:
                 yield own.place, _slowest_first(together)
                 together = []
             together.append(one)
@@ -121,7 +120,7 @@ def straggler_of(
         late: True if they launch their phases late, which counts if there is no other cause.
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
-    cause, earliest = cause_of(members), min(members, key=lambda one: one.since)
+    cause, earliest = cause_of(members), min((one.since for one in members), key=lambda since: since.time)
     if cause == "compute" and are_throttled(devices):
         cause = THROTTLED
     elif cause == "compute" and phase:
@@ -139,15 +138,14 @@ def straggler_of(
         who=format_replicas(replica_of, ranks) if cause == SEQUENCES else format_place(places, place, sorted(ranks)),
         place=place,
         cause=cause,
-        since=earliest.since,
+        since=earliest.time,
         cost_ms_per_step=cost / 1e6,
         gpu_hours_per_day=cost / max(first.duration_ns, 1.0) * 24 * world_size,
         evidence=evidence,
         next_step=next_step(cause, len(members), place),
         ranks=tuple(sorted(ranks)),
-        since_step=earliest.since_step,
         members=tuple(_member(places, one, prices.get(one.rank)) for one in members[:MOST_MEMBERS]),
-    )
+    ).beginning(earliest)
 
 
 def _member(places: Mapping[int, Place], one: SlowNow, price: Price | None) -> Member:

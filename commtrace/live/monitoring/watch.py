@@ -36,11 +36,12 @@ from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, j
 from commtrace.analysis.stragglers.places import Place, format_place
 from commtrace.analysis.stragglers.search import NO_PEERS
 from commtrace.analysis.stragglers.verdict import Member, Verdict
-from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, StandingFindings
+from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, Since, StandingFindings
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price
 from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, rank_and_host, sets_now, straggler_of
 from commtrace.live.monitoring.window import WindowReport
+from commtrace.live.monitoring.work_history import WorkHistory
 from commtrace.live.rank import MOST_READINGS
 from commtrace.trace.metadata import DeviceState
 
@@ -51,6 +52,9 @@ SILENT_WINDOWS: Final = 3.0
 _TOGETHER: Final = WINDOWS_OF_LASTING + WINDOWS_TO_NAME
 """Ranks with one cause are one finding if they became slow within this number of windows, as the least slow one stands
 out only over several."""
+
+_WINDOWS_TO_DATE: Final = WINDOWS_OF_LASTING + WINDOWS_TO_NAME
+"""Windows in a row in which a rank is slow until it is no longer looked up since when."""
 
 
 @dataclass(slots=True)
@@ -117,7 +121,8 @@ class Watch:
         self._replica_of: Mapping[int, int] = {}
         self._undecided = _Undecided()
         self._undecided_of_steps = _Undecided()
-        self._ranks = StandingFindings(windows_to_name=1)
+        self._history = WorkHistory(world_size)
+        self._ranks = StandingFindings(windows_to_name=1, are_dated=True)
         self._memory = PauseMemory()
         self._pauses = StandingFindings(windows_to_name=1)
         self._replay = SampledReplay(world_size)
@@ -156,6 +161,7 @@ class Watch:
             record.steps += report.steps
             record.device_model = report.device_model or record.device_model
             record.device_states.extend((now, state) for state in report.device_states)
+            self._history.add(report)
         stepping = self._with_classes([report for report in news if report.steps and not report.ended])
         events = self._judge(stepping, now) if stepping else []
         return [*events, *self._listen(now)]
@@ -185,13 +191,14 @@ class Watch:
         for index, report in enumerate(reports):
             self._places[report.rank] = Place(report.host, report.tensor_group)
             if table.is_known[index]:  # else it has no peer: the last judgement stands
-                self._suspect(self._records[report.rank], table, index, report.first_step, now)
+                self._suspect(self._records[report.rank], table, index, report, now)
+        self._date(table)
         priced = self._replayed(reports, table, now)
         device = "GPU" if any(report.on_gpu for report in reports) else "rank"
         # Of fewer steps, the noise between them is not known, as in a recording.
         are_enough = min(self._records[report.rank].steps for report in reports) >= Thresholds().fewest_steps
         events = self._ranks.join(self._slow_sets() if are_enough else [], now, device)
-        pauses = [self._paused(one, now) for one in self._memory.take(reports) if are_enough]
+        pauses = [self._paused(one) for one in self._memory.take(reports) if are_enough]
         events += self._pauses.join(pauses, now, device)
         if priced is not None:
             self._undecided_of_steps.see(priced.undecided, self._replay.windows)
@@ -216,12 +223,10 @@ class Watch:
         lasting = judge(replace(table.compared, total_ns=total, error_ns=error, scale_ns=total), LIVE_LASTING)
         return replace(table, judged=_either(table.judged, lasting))
 
-    def _suspect(self, record: _Record, table: _Table, index: int, first_step: int, now: float) -> None:
+    def _suspect(self, record: _Record, table: _Table, index: int, report: WindowReport, now: float) -> None:
         if table.judged.is_slow[index]:
-            since = (now - self._seconds, first_step)
-            if record.slow is not None:
-                since = (record.slow.since, record.slow.since_step)
-            record.slow = replace(table.slow(index, *since), long_input=record.long_input, phases=record.phases)
+            since = self._in_window(report, now) if record.slow is None else record.slow.since
+            record.slow = replace(table.slow(index, since), long_input=record.long_input, phases=record.phases)
             record.suspected, record.unsuspected = record.suspected + 1, 0
         elif table.is_clear[index] or not record.is_named:
             record.unsuspected += 1
@@ -229,6 +234,24 @@ class Watch:
                 record.suspected, record.slow, record.price, record.phase, record.is_named = 0, None, None, "", False
                 record.long_inputs.clear()
                 record.phases = ""
+
+    def _in_window(self, report: WindowReport, now: float) -> Since:
+        """Return the first step of a window, in one of whose steps something began."""
+        begin = self._history.begin_of(report.first_step)
+        known = Since(report.first_step, now - self._seconds) if begin is None else begin
+        return known._replace(within=report.steps)
+
+    def _date(self, table: _Table) -> None:
+        """Look up since when ranks are slow that have been so for a few windows; later, more steps tell no more."""
+        new = {
+            int(rank): record
+            for rank in table.compared.rank
+            if (record := self._records[int(rank)]).slow is not None and record.suspected <= _WINDOWS_TO_DATE
+        }
+        for rank, since in self._history.since(table.compared, new.keys(), self._seconds).items():
+            record = new[rank]
+            assert record.slow is not None
+            record.slow = replace(record.slow, since=since)
 
     def _replayed(self, reports: Sequence[WindowReport], table: _Table, now: float) -> Priced | None:
         """Replay sampled steps: find the cost of slow ranks, and other causes."""
@@ -286,13 +309,13 @@ class Watch:
 
     def _device(self, slow: SlowNow) -> DeviceEvidence | None:
         def readings(record: _Record) -> list[DeviceState]:
-            return [state for at, state in record.device_states if at > slow.since]
+            return [state for at, state in record.device_states if at > slow.since.time]
 
         own = self._records[slow.rank]
         others = (one for one in self._records.values() if one is not own and one.device_model == own.device_model)
         return compare_devices(readings(own), [readings(one) for one in others])
 
-    def _paused(self, one: SlowPauses, now: float) -> LiveStraggler:
+    def _paused(self, one: SlowPauses) -> LiveStraggler:
         ranks, first = sorted(member.rank for member in one.members), one.members[0]
         members = [Member(each.rank, self._places[each.rank].host, each.excess_ns / 1e6) for each in one.members]
         return LiveStraggler(
@@ -301,7 +324,7 @@ class Watch:
             who=format_place(self._places, one.place, ranks),
             place=one.place,
             cause=one.cause,
-            since=now - one.windows * self._seconds,
+            since=one.since.time,
             cost_ms_per_step=one.cost_ns / 1e6,
             gpu_hours_per_day=one.cost_ns / max(self.step_ns, 1) * 24 * self._world_size,
             evidence=self._why_paused(one),
@@ -309,7 +332,7 @@ class Watch:
             occurrence=one.when.describe(),
             steps=one.steps,
             ranks=tuple(ranks),
-            since_step=one.when.steps[0],
+            since_step=one.since.step,
             members=tuple(members[:MOST_MEMBERS]),
         )
 
@@ -334,9 +357,8 @@ class Watch:
             evidence=verdict.evidence,
             next_step=verdict.next_step,
             ranks=verdict.ranks,
-            since_step=min(report.first_step for report in reports),
             members=verdict.members[:MOST_MEMBERS],
-        )
+        ).beginning(self._in_window(min(reports, key=lambda report: report.first_step), now))
 
     def _listen(self, now: float) -> list[LiveEvent]:
         events = []
@@ -426,11 +448,10 @@ class _Table:
         quick = others & ~self.judged.is_slow
         return np.asarray(quick if quick.any() else others)
 
-    def slow(self, index: int, since: float, since_step: int) -> SlowNow:
+    def slow(self, index: int, since: Since) -> SlowNow:
         return SlowNow(
             rank=int(self.compared.rank[index]),
             since=since,
-            since_step=since_step,
             work_ns_of=tuple(self.work[index].tolist()),
             excess_ns_of=self._excess_by_work(index),
             excess_ns=float(self.judged.excess_ns[index]),

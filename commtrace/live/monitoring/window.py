@@ -18,7 +18,7 @@ from commtrace.live.monitoring.findings import MOST_MEANS, JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
-from commtrace.live.monitoring.wire_types import Count, Duration, Key, Number, Rank, Text, WindowNumber
+from commtrace.live.monitoring.wire_types import Count, Duration, Instant, Key, Number, Rank, Text, WindowNumber
 from commtrace.live.rank import MOST_READINGS, LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace.metadata import DeviceState
@@ -38,16 +38,29 @@ _RARE: Final = 0.6
 """A kind whose time mostly falls into at most this share of the steps is a pause. More than half: an event of every
 other step would otherwise be a pause in one window and work in the next."""
 _MOST_ROLES: Final = 6
+MOST_SUMS: Final = 64
+"""Limit of the sums of work in a report: of a window with more steps, several are in one sum."""
+
 _FEWEST_STEPS: Final = 2
 """One step has no scatter: steps longer than a window are gathered over several."""
 
 
 class Pause(NamedTuple):
-    """An event in few steps: its index in ``WORK``, the step, and its duration."""
+    """An event in few steps: its index in ``WORK``, the step, its duration, and the step's begin in epoch ns."""
 
     work: Count
     step: Number
     ns: Duration
+    begin_ns: Instant = 0
+
+
+class WorkSum(NamedTuple):
+    """The work of a rank in steps that follow each other, without pauses."""
+
+    step: Number  # the first one
+    steps: Annotated[int, Meta(ge=1, lt=1 << 31)]
+    work_ns: Duration  # in all of them
+    begin_ns: Instant  # of the first one, epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,9 @@ class WindowReport:
     tensor_group: Text = ""  # equal for the ranks of one tensor-parallel group
     # of the newest steps; empty if no exporter shows them
     step_times: Annotated[tuple[StepTimes, ...], Meta(max_length=MOST_REPORTED)] = ()
+    # of steps whose numbers are equal when divided by ``steps_per_sum``, so that all ranks divide them alike
+    work_sums: Annotated[tuple[WorkSum, ...], Meta(max_length=MOST_SUMS)] = ()
+    steps_per_sum: Annotated[int, Meta(ge=1, lt=1 << 31)] = 1
     device_model: Text = ""  # empty without readings
     # readings since the last window
     device_states: Annotated[tuple[DeviceState, ...], Meta(max_length=MOST_READINGS)] = ()
@@ -100,7 +116,7 @@ class WindowReport:
     @property
     def first_step(self) -> int:
         """Return the first step that ended in the window."""
-        return self.last_step - self.steps + 1
+        return self.work_sums[0].step if self.work_sums else self.last_step - self.steps + 1
 
     @property
     def waiting_ns(self) -> int:
@@ -167,6 +183,9 @@ class Window:
         step_times, device_states = tuple(self._times), self._rank.take_device_states()
         self._times.clear()
         work = np.array([work_of(step) for step in steps], np.int64).reshape(len(steps), len(WORK))
+        begins_ns = {step.step: self._rank.epoch_ns(step.start_ns) for step in steps}
+        pauses = _pauses(begins_ns, [step.step for step in steps], work)
+        work_sums, steps_per_sum = _work_sums(steps, work, pauses, begins_ns)
         compute, data, garbage, checkpoint, evaluation, unknown = (_mean(column) for column in work.T.tolist())
         return WindowReport(
             rank=self._rank.rank,
@@ -181,7 +200,7 @@ class Window:
             duration_ns=_mean([step.duration_ns for step in steps]),
             work_ns=(compute, data, garbage, checkpoint, evaluation, unknown),
             error_ns=_standard_error(work.sum(axis=1)),
-            pauses=_pauses([step.step for step in steps], work),
+            pauses=pauses,
             exposed_ns=_exposed(steps),
             on_gpu=any(step.device is not None for step in steps),
             phase=self._rank.phase(),
@@ -189,6 +208,8 @@ class Window:
             sample=self._sampler.take() if steps else None,
             tensor_group=tensor_group_of(self._rank.marks.coordinates, self._rank.marks.parallel),
             step_times=step_times,
+            work_sums=work_sums,
+            steps_per_sum=steps_per_sum,
             device_model=self._rank.marks.completed(self._rank.metadata).device if device_states else "",
             device_states=device_states,
         )
@@ -202,11 +223,12 @@ def work_of(step: StepSummary) -> tuple[int, ...]:
     return compute, step.data_ns, step.gc_ns, step.checkpoint_ns, evaluation, rest
 
 
-def _pauses(steps: Sequence[int], work: Int64) -> tuple[Pause, ...]:
+def _pauses(begins_ns: Mapping[int, int], steps: Sequence[int], work: Int64) -> tuple[Pause, ...]:
     """Return the pauses; ``work`` has the shape (steps, kinds)."""
     if len(steps) < _FEWEST_STEPS:
         return ()
-    longest = sorted(_pauses_of_kinds(steps, work), key=lambda pause: -pause.ns)[:_MOST_PAUSES]
+    found = (pause._replace(begin_ns=begins_ns[pause.step]) for pause in _pauses_of_kinds(steps, work))
+    longest = sorted(found, key=lambda pause: -pause.ns)[:_MOST_PAUSES]
     return tuple(sorted(longest, key=lambda pause: (pause.work, pause.step)))
 
 
@@ -222,6 +244,27 @@ def _pauses_of_kinds(steps: Sequence[int], work: Int64) -> Iterator[Pause]:
         if len(struck) <= max(1, int(_RARE * len(steps))):
             pauses = (Pause(kind, steps[row], int(ns[row])) for row in struck)
             yield from (pause for pause in pauses if pause.ns >= _SHORTEST_PAUSE_NS)
+
+
+def _work_sums(
+    steps: Sequence[StepSummary], work: Int64, pauses: Sequence[Pause], begins_ns: Mapping[int, int]
+) -> tuple[tuple[WorkSum, ...], int]:
+    """Return sums of the work in at most ``MOST_SUMS`` parts of the steps, and the number of steps of a part."""
+    paused_ns = Counter[int]()
+    for pause in pauses:
+        paused_ns[pause.step] += pause.ns
+    per_sum = 1
+    while len({step.step // per_sum for step in steps}) > MOST_SUMS:
+        per_sum *= 2
+    sums: list[WorkSum] = []
+    for step, all_ns in zip(steps, work.sum(axis=1).tolist(), strict=True):
+        work_ns = all_ns - paused_ns.pop(step.step, 0)
+        last = sums[-1] if sums else None
+        if last is not None and last.step // per_sum == step.step // per_sum and step.step > last.step:
+            sums[-1] = last._replace(steps=last.steps + 1, work_ns=last.work_ns + work_ns)
+        else:
+            sums.append(WorkSum(step.step, 1, work_ns, begins_ns[step.step]))
+    return tuple(sums[-MOST_SUMS:]), per_sum
 
 
 def _exposed(steps: Sequence[StepSummary]) -> dict[str, int]:

@@ -190,12 +190,18 @@ class _Copy:
             self._path.unlink(missing_ok=True)
             self._copied = 0
             if size:
-                file = HERE.create(self._path)
-                try:
-                    file.write(os.pread(self._source, size, 0))
-                    self._copied = size
-                finally:
-                    file.close()
+                self._write(os.pread(self._source, size, 0))
+                self._copied = size
+
+    def _write(self, content: bytes) -> None:
+        file = HERE.create(self._path)
+        try:
+            file.write(content)
+        except OSError:
+            self._path.unlink(missing_ok=True)  # half a stack would be read as a whole one
+            raise
+        finally:
+            file.close()
 
     def remove(self) -> None:
         os.close(self._source)

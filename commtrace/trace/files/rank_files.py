@@ -153,9 +153,13 @@ def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) ->
         os.close(file)
 
 
-def write_exit(rank_directory: Path, session: int, exit_code: int) -> None:
-    """Record that the command that a rank belongs to has ended with this code; raise OSError if that fails."""
-    os.close(open_new(rank_directory / f"exit-{session}-{exit_code}"))
+def write_exit(rank_directory: Path, session: int, exit_code: int, *, by_shell: bool = False) -> None:
+    """Record that the command that a rank belongs to has ended with this code; raise OSError if that fails.
+
+    ``by_shell``: the command reaches the rank through a shell, which may hide that the rank failed.
+    """
+    hides = "-shell" if by_shell and exit_code == 0 else ""
+    os.close(open_new(rank_directory / f"exit-{session}-{exit_code}{hides}"))
 
 
 def stack_path(rank_directory: Path, session: int) -> Path:

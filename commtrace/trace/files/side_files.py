@@ -3,6 +3,7 @@
 * ``lost-SESSION-COUNT``: the recording was closed, but this many spans were not written. The count is in the name,
   because even a full disk nearly always has room for an empty file.
 * ``exit-SESSION-CODE``: the command of ``commtrace run`` ended with this code; the rank had not closed its files.
+  ``exit-SESSION-0-shell``: a shell stood between them, as in ``sh -c 'torchrun … || true'``; its 0 says nothing.
 * ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL, copied by the native part.
 * ``gone-SESSION``: ``[at_ns, [ranks]]`` for each look that found ranks of the host gone, and one without ranks a little
   later. Rows would come too late: the launcher kills this rank within about a tenth of a second.
@@ -29,7 +30,7 @@ from commtrace.trace.hang_report import WrittenHang
 from commtrace.trace.inputs import decode_json, open_file, printable_json, read_file
 from commtrace.trace.run import PeerLook, RankTrace
 
-_EXIT: Final = re.compile(r"exit-([0-9]{1,19})-([0-9]{1,3})")
+_EXIT: Final = re.compile(r"exit-([0-9]{1,19})-([0-9]{1,3})(-shell)?")
 _LOSSES: Final = re.compile(r"lost-([0-9]{1,19})-([0-9]{1,15})")
 _OF_ANY_KIND: Final = "span"
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -65,6 +66,8 @@ def _with_exit(trace: RankTrace, names: Iterable[str]) -> RankTrace:
     for name in names:
         match = _EXIT.fullmatch(name)
         if match is not None and int(match[1]) == trace.metadata.session and not trace.closed:
+            if match[3]:
+                return replace(trace, shell_hides_end=True)
             # That it left its job counts only where the job did not fail after that.
             return replace(trace, has_left=int(match[2]) == 0)
     return trace

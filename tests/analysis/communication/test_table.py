@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,7 @@ def test_a_row_computed_by_hand() -> None:
         "bytes": 2_400,
         "unsized": 0,
         "duration_ns": {"p50": 400, "p99": 700, "max": 700, "sum": 1_100},
+        "durations_are_bounds": False,
         "algbw_gbps": 2_400 / 800,  # two calls of 1200 bytes, 400 ns of transfer each
         "busbw_gbps": 2_400 / 800,
         "bandwidth_time": "transfer",
@@ -340,6 +343,35 @@ def test_medians_and_bandwidths_are_of_exact_calls_if_there_are_any(bound: tuple
     assert (row.count, row.upper_bounds, row.duration_sum_ns) == (4, 2, 1_800)
 
 
+@pytest.mark.parametrize("last", [4, 1_200])
+def test_a_few_exact_bytes_do_not_stand_for_many(last: int) -> None:
+    """Twenty buckets of gradients, of which the last or the reduction of the loss alone has a measured end."""
+    calls = [
+        collective(
+            "all_reduce", PAIR, seq, 100 * seq, 100 * seq + 80, id=seq,
+            bytes=1_200 if seq < 20 else last, end_exact=seq == 20,
+        )
+        for seq in range(21)
+    ]  # fmt: skip
+    row = table(make_run({rank: step(*calls) for rank in (0, 1)}, [PAIR]))["dp", "all_reduce"]
+
+    assert (row.bandwidth_is_bound, row.durations_are_bounds) == (True, True)
+    assert row.busbw_gbps == pytest.approx((20 * 1_200 + last) / (21 * 80))
+    assert (row.duration_p50_ns, row.upper_bounds) == (80, 40)
+
+
+def test_exact_calls_with_half_of_the_bytes_stand_for_all() -> None:
+    calls = [
+        collective("all_reduce", PAIR, 0, 0, 100, id=0, bytes=2_400),
+        collective("all_reduce", PAIR, 1, 100, 900, id=1, bytes=1_200, end_exact=False),
+        collective("all_reduce", PAIR, 2, 900, 1_700, id=2, bytes=1_200, end_exact=False),
+    ]
+    row = table(make_run({rank: step(*calls) for rank in (0, 1)}, [PAIR]))["dp", "all_reduce"]
+
+    assert (row.busbw_gbps, row.bandwidth_is_bound) == (24.0, False)
+    assert (row.duration_p50_ns, row.durations_are_bounds) == (100, False)
+
+
 def test_of_bounds_alone_the_rates_are_lower_bounds_and_say_so() -> None:
     row = table(in_flight((False, True), (True, False)))["dp", "all_reduce"]
 
@@ -370,3 +402,11 @@ def test_rows_of_bounds_do_not_stand_for_a_role_that_has_others() -> None:
 
     assert with_exact_rates([exact, bound]) == [exact]
     assert with_exact_rates([bound]) == [bound]
+
+
+def test_a_row_of_a_few_exact_bytes_does_not_stand_for_its_role() -> None:
+    exact, bound = (table(in_flight((end, end)))["dp", "all_reduce"] for end in (True, False))
+    small = replace(exact, operation="broadcast", num_bytes=4)
+
+    assert with_exact_rates([small, bound]) == [small, bound]
+    assert with_exact_rates([small, exact, bound]) == [small, exact]

@@ -101,6 +101,17 @@ def test_a_bucket_that_is_over_as_another_one_is_sent_ended_by_then(
     assert [launch.num_bytes for launch in issued.unfinished()] == [16, 24]
 
 
+def test_each_pass_lets_go_of_what_is_over(recording: Recording, buckets: tuple[CppCalls, list[Working]]) -> None:
+    """A Work keeps the tensor of its bucket, and after the last step nobody sends another one."""
+    issued, works = buckets
+    for work in works:
+        work.end()
+
+    assert issued.unfinished() == []
+    assert not issued._asked
+    assert ends(recording) == [(8, False), (16, False), (24, False)]
+
+
 def test_the_last_bucket_calls_back_and_those_before_it_ended_by_then(
     recording: Recording, buckets: tuple[CppCalls, list[Working]]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -401,6 +402,27 @@ def test_an_optimizer_that_no_longer_steps_does_not_hold_up_the_steps(loop: Reco
         second.step()
 
     assert len(steps(loop)) > 15
+
+
+def test_of_a_pace_that_is_gone_no_id_is_left(loop: Recording) -> None:
+    """A later object may get it. Nobody sets the pace any more: the second one steps in each iteration."""
+    pace, second = optimizer(), optimizer()
+    for number in range(4):
+        forward(loop)
+        pace.step()
+        if number % 2:
+            second.step()
+    gone, finder = id(pace), loop.tracer.steps
+    del pace
+    gc.collect()
+    kept = (finder._cycle, finder._cycles_with, finder._stepped_alone, finder._missing, finder._references)
+    assert not any(gone in ids for ids in kept)
+    assert finder._pace is None
+    for _ in range(4):
+        forward(loop)
+        second.step()
+
+    assert [number for number, _ in numbers_and_updates(loop)][-4:] == [4, 5, 6, 7]
 
 
 def set_up(recording: Recording) -> None:

@@ -28,6 +28,7 @@ def test_a_run_becomes_one_file(tmp_path: Path) -> None:
     assert f"{output}: " in result.stdout
     assert "The timeline holds all 3 steps." in result.stdout
     assert f"commtrace export {recorded}" in result.stdout
+    assert all(len(line) <= 100 for line in result.stdout.splitlines() if str(tmp_path) not in line)
 
 
 def test_steps_are_chosen(tmp_path: Path) -> None:

@@ -50,12 +50,14 @@ def end(how: str) -> None:
         elif how == "destroyed_and_os_exit_1":
             dist.destroy_process_group()
             os._exit(1)
-        elif how == "killed":
+        elif how in ("killed", "killed_alone"):
             os.kill(os.getpid(), signal.SIGKILL)
         elif how == "segmentation_fault":
             ctypes.string_at(0)
         elif how == "aborted":
             os.abort()
+    elif how == "killed_alone":
+        time.sleep(60)  # until the launcher ends it
     elif how == "destroyed_and_os_exit_1":
         dist.destroy_process_group()
         time.sleep(5)

@@ -232,6 +232,7 @@ def test_a_finding_of_the_monitor_is_a_span_from_since_when_it_is() -> None:
         "commtrace.finding.cause": "data",
         "commtrace.finding.cost_ms_per_step": 3.5,
         "commtrace.finding.gpu_hours_per_day": 1.0,
+        "commtrace.finding.since_step": 30,
     }
 
 

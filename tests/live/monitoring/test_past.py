@@ -8,6 +8,7 @@ import pytest
 
 from commtrace.analysis.replay.step_statistics import Link, Traffic
 from commtrace.analysis.stragglers.normal import Usual
+from commtrace.live.monitoring.findings import Since
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport
 
@@ -52,7 +53,11 @@ def joined(pauses: Mapping[int, Sequence[tuple[int, int]]], cause: str, windows:
 
 def report(rank: int, window: int, pauses: Sequence[tuple[int, int]], cause: str) -> WindowReport:
     first = window * STEPS
-    inside = tuple(Pause(WORK.index(cause), step, ms * MS) for step, ms in pauses if first <= step < first + STEPS)
+    inside = tuple(
+        Pause(WORK.index(cause), step, ms * MS, begin_ns=step * 500 * MS)
+        for step, ms in pauses
+        if first <= step < first + STEPS
+    )
     return WindowReport(
         rank, "node0", 0, window, STEPS, first + STEPS - 1, duration_ns=500 * MS, pauses=inside, error_ns=MS
     )
@@ -65,6 +70,7 @@ def test_one_that_saves_once_is_named_at_once_and_no_longer() -> None:
     assert (one.cause, [member.rank for member in one.members], one.steps) == ("checkpoint", [2], 16)
     assert one.cost_ns == pytest.approx(8_000 * MS / 16)
     assert one.when.describe() == "once, in step 12: 8.0 s"
+    assert one.since == Since(12, 6.0)
 
 
 def test_pauses_that_come_back_cost_what_they_take_from_one_to_the_next() -> None:
@@ -73,6 +79,7 @@ def test_pauses_that_come_back_cost_what_they_take_from_one_to_the_next() -> Non
     costs = [[round(one.cost_ns / MS, 1) for one in found] for found in found_by_window]
     assert costs == [[], [], [], [], [], [], [50.0], [50.0], [50.0]]
     assert found_by_window[6][0].when.describe() == "in 6 of 56 steps (5, 15, 25, 35, 45, 55): 3.0 s in all"
+    assert found_by_window[6][0].since == Since(5, 2.5)
 
 
 def test_pauses_are_over_when_the_next_one_is_late() -> None:

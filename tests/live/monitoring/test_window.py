@@ -11,7 +11,7 @@ import pytest
 from commtrace.live.monitoring.findings import JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, StepTimes
 from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block, BlockTime
-from commtrace.live.monitoring.window import Pause, Window, WindowReport, job_means, work_of
+from commtrace.live.monitoring.window import Pause, Window, WindowReport, WorkSum, job_means, work_of
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace.metadata import ClockAnchor, DeviceState
@@ -19,6 +19,8 @@ from tests.factory import metadata
 from tests.trace.rows import mark
 
 MS = 1_000_000
+BEGIN_NS = 1_700_000_000 * 10**9
+"""The monotonic clock's zero, by the anchor of the factory."""
 
 
 def step(
@@ -65,6 +67,10 @@ def test_a_report_holds_the_means_of_its_steps() -> None:
         work_ns=(64 * MS, 10 * MS, 0, 0, 0, 5 * MS),
         error_ns=round(1.4826 * 2 * MS / 3**0.5),  # the median deviation of 75, 77, 85 is 2
         exposed_ns={"dp": 20 * MS, "pp": 5 * MS},
+        work_sums=tuple(
+            WorkSum(number, 1, work_ms * MS, BEGIN_NS + number * 1_000 * MS)
+            for number, work_ms in enumerate((75, 77, 85))
+        ),
     )
 
 
@@ -109,7 +115,9 @@ def test_what_strikes_every_few_steps_is_told_step_by_step_and_left_out_of_the_w
         gathered.add(replace(step(number), gc_ns=500 * MS if number % every == 0 else 0))
     report = gathered.close(17, now_ns=0)
 
-    assert report.pauses == tuple(Pause(2, number, 500 * MS) for number in range(0, 12, every))
+    assert report.pauses == tuple(
+        Pause(2, number, 500 * MS, BEGIN_NS + number * 1_000 * MS) for number in range(0, 12, every)
+    )
     assert report.steady_ns[2] == pytest.approx(0, abs=1)  # means are whole ns
 
 
@@ -142,7 +150,7 @@ def test_of_very_short_steps_the_newest_are_told() -> None:
 
     assert [one.step for one in report.step_times] == list(range(100 - MOST_REPORTED, 100))
     message = msgspec.json.encode(report)
-    assert len(message) < 5_000
+    assert len(message) < 6_000
     assert msgspec.json.decode(message, type=WindowReport) == report
 
 

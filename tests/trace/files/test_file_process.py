@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -135,6 +136,23 @@ def test_a_copy_follows_a_file_in_memory(files: FileProcess, tmp_path: Path) -> 
     remove()
     assert not path.exists()
     os.close(source)
+
+
+def test_of_what_finds_no_room_nothing_is_left_until_there_is_some(files: FileProcess, tmp_path: Path) -> None:
+    """A limit of the size of files stands for a full disk: the first 4 KiB fit, the next ones do not."""
+    source, path = os.memfd_create("source"), tmp_path / "copy"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    files.call(signal.signal, signal.SIGXFSZ, signal.SIG_IGN)
+    files.call(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, limit))
+    files.keep_copy(source, path)
+    os.write(source, b"x" * 10_000)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        assert not path.exists() or path.stat().st_size <= 4096
+        time.sleep(0.01)
+    assert not path.exists()
+    files.call(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+    eventually(lambda: path.exists() and path.stat().st_size == 10_000)
 
 
 RANK = """

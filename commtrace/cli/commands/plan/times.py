@@ -121,8 +121,8 @@ def _sentences(times: Times, known: set[str]) -> Iterator[str]:
         yield f"Without latencies, as they follow from a bandwidth: {', '.join(times.at_a_bandwidth)}."
     if times.at_most:
         yield (
-            f"At most: {', '.join(times.at_most)}. No such call of the measured run has an exact start and end, so its "
-            "bandwidth is a lower bound."
+            f"At most: {', '.join(times.at_most)}. In the measured run, most bytes of it are in calls without an exact "
+            "start and end, so its bandwidth is a lower bound."
         )
     if times.not_measured:
         yield (

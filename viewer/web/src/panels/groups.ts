@@ -15,9 +15,9 @@ interface Row extends GroupCall {
 export async function showGroups(source: Source, onRank: (rank: number) => void): Promise<void> {
   const groups = await source.json<Groups>("groups.json");
   if (!groups?.calls.length) return;
-  const rows = groups.calls
-    .map((call): Row => ({ ...call, of: groups.groups[call.group]! }))
-    .sort((a, b) => b.exposed_ns - a.exposed_ns);
+  const all = groups.calls.map((call): Row => ({ ...call, of: groups.groups[call.group]! }));
+  const rows = all.filter(({ of }) => of.ranks.length > 1).sort((a, b) => b.exposed_ns - a.exposed_ns);
+  if (!rows.length) return;
   const shown = rows.slice(0, MOST_ROWS);
   const quantile = (heading: string, index: 0 | 2 | 4): ColumnOf<Row> => ({
     heading,
@@ -56,7 +56,10 @@ export async function showGroups(source: Source, onRank: (rank: number) => void)
         (rows.some((row) => row.bandwidth_time === "duration")
           ? " * not matched on all members: waiting included."
           : "") +
-        (rows.some((row) => row.bandwidth_is_bound) ? " ≥ no call has an exact start and end." : "") +
+        (rows.some((row) => row.bandwidth_is_bound)
+          ? " ≥ most bytes are in calls without an exact start and end."
+          : "") +
+        (all.length > rows.length ? " Groups of one rank send nothing and are left out." : "") +
         (rows.length > shown.length ? ` The ${MOST_ROWS} most exposed of ${rows.length} rows are shown.` : ""),
       "hint",
     ),

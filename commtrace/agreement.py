@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import secrets
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace.options import is_run_id
+from commtrace.trace.metadata import is_world_key, new_world_key
 
 _PREFIX: Final = "commtrace/run"
 _ARRIVALS: Final = f"{_PREFIX}/arrivals"
@@ -52,16 +51,6 @@ class _Announcement(NamedTuple):
     run_id: str
     world: str
     job: str
-
-
-def new_world_key() -> str:
-    """Return a key that no other world has."""
-    return secrets.token_hex(8)
-
-
-def is_world_key(text: str) -> bool:
-    """Return whether this can be a world's key."""
-    return re.fullmatch("[0-9a-f]{16}", text) is not None
 
 
 Name: TypeAlias = "Callable[[str, str, int], str | None]"
@@ -120,9 +109,9 @@ class Agreement:
             return 0
         return max(0, self._world_size - 1 - store.add(f"{_PREFIX}/heard/{self._round}", 0))
 
-    def local_rank(self, store: Store, host: str) -> int:
-        """Return the number of this rank among those of its host, in the order in which they ask."""
-        for number in range(self._world_size):
+    def local_rank(self, store: Store, host: str, wanted: int | None = None) -> int:
+        """Return a number that no other rank of the host has: ``wanted``, else the next in the order of their asking."""
+        for number in (*(() if wanted is None else (wanted,)), *range(self._world_size)):
             holder = store.compare_set(f"{_PREFIX}/hosts/{host}/{number}", "", str(self._rank))
             if holder == str(self._rank).encode():
                 return number

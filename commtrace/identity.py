@@ -19,11 +19,11 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from commtrace import launchers
-from commtrace.agreement import Agreed, Agreement, Name, Store, new_world_key
+from commtrace.agreement import Agreed, Agreement, Name, Store
 from commtrace.config import FORWARDED, NOTES_VARIABLE, Config
 from commtrace.options import is_run_id
 from commtrace.trace.files.claims import Claim, Holder
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, RankMetadata, new_world_key
 
 _Answer = TypeVar("_Answer")
 
@@ -73,7 +73,7 @@ class Identity:
         self._first_place: Place | None = None
         self._needs_no_others = False
         self._connection: Store | None = None
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, StoreRequest] = {}
         self._missing = 1  # until the store has told
 
     def found(self, place: Place | None = None) -> Found | None:
@@ -228,7 +228,7 @@ class Identity:
         """
         request = self._requests.get(about)
         if request is None:
-            request = self._requests[about] = _Request(ask)
+            request = self._requests[about] = StoreRequest(ask)
         if not request.has_ended(_ANSWER_SECONDS):
             return None
         self._requests.pop(about, None)  # another thread may have had the same answer
@@ -263,18 +263,25 @@ class Identity:
         )  # fmt: skip
 
     def _local_rank(self, place: Place, store: Store | None) -> int:
-        launched = launchers.position(self._environment)
+        environment: Mapping[str, str] = self._environment
+        launched = launchers.position(environment)
         if launched is None or launched[:2] != place[:2]:
-            launched = launchers.position(os.environ)  # a script may have set them for itself
-        if launched is not None and launched[:2] == place[:2] and launched.local_rank is not None:
-            return launched.local_rank
+            environment = os.environ  # a script may have set them for itself
+            launched = launchers.position(environment)
+        number = None
+        if launched is not None and launched[:2] == place[:2]:
+            number = launched.local_rank
+            if number is not None and launchers.counts_ranks_of_node(environment):
+                return number
         if store is None or self._agreement is None:
-            return 0
+            return number or 0
+        # Ray gives every process its own devices and says 0 to all: a number holds if no other rank of the host has it.
+        host = f"{self._config.node_id or socket.gethostname()}/{boot_id()}"
         try:
-            return self._agreement.local_rank(store, self._config.node_id or socket.gethostname())
+            return self._agreement.local_rank(store, host, number)
         except (RuntimeError, NotImplementedError) as error:
             _logger.debug("commtrace: the number of this rank on its host is not known: %s", error)
-            return 0
+            return number or 0
 
     def _warn_of_other_name(self, agreed: Found) -> None:
         if self._shared_name and agreed.job != self._shared_name and self._is_first_of_its_node():
@@ -301,7 +308,7 @@ class Identity:
         return not launchers.local_rank(self._environment)
 
 
-class _Request:
+class StoreRequest:
     """A question to a store, asked on a thread of its own: no store says how long it takes to answer."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:

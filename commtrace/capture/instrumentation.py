@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from commtrace import identity
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
+from commtrace.capture.collectives.group_members import GroupMembers
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock
@@ -43,7 +44,7 @@ from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.writer import SegmentWriter, link_as_latest, rank_directory, segment_paths
 from commtrace.trace.hang_report import HangReport
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import Member, RankMetadata
 from commtrace.trace.schema import MarkDetail, mark_row
 from commtrace.trace.selection import DetailPlan, StepRange
 
@@ -328,8 +329,10 @@ class Instrumentation:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         self._setup.discard()
         directory = identity.directory(self.config, found.run_id, found.job)
-        self._marks.world = found.world
         metadata = identity.collect(self.config, found)
+        self._marks.world = metadata.world
+        own = Member(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
+        self._marks.members = GroupMembers(self.tracer.groups, own)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "

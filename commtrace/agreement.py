@@ -110,8 +110,9 @@ class Agreement:
         return max(0, self._world_size - 1 - store.add(f"{_PREFIX}/heard/{self._round}", 0))
 
     def local_rank(self, store: Store, host: str, wanted: int | None = None) -> int:
-        """Return a number that no other rank of the host has: ``wanted``, else the next in the order of their asking."""
-        for number in (*(() if wanted is None else (wanted,)), *range(self._world_size)):
+        """Return a number that no other rank of the host has: ``wanted``, else the first that is free."""
+        numbers = [] if wanted is None else [wanted]
+        for number in (*numbers, *range(self._world_size)):
             holder = store.compare_set(f"{_PREFIX}/hosts/{host}/{number}", "", str(self._rank))
             if holder == str(self._rank).encode():
                 return number

@@ -446,17 +446,34 @@ class WorldNames:
     def __call__(self, job: str, world: str, attempt: int) -> str | None:
         """Return the name of a world's run; None if it is not settled yet. A file system may take long to answer."""
         if self._claim is None:
-            own = Holder(
-                world, os.environ.get(NOTES_VARIABLE, ""), attempt, socket.gethostname(), boot_id(), os.getpid(),
-                time.time_ns(),
-            )  # fmt: skip
-            self._claim = Claim(own, lambda number: directory(self._config, name_of_world(job, number), job))
+            self._claim = Claim(
+                _holder(world, attempt), lambda number: directory(self._config, name_of_world(job, number), job)
+            )
         try:
             number = self._claim.settle()
         except OSError as error:  # the recording itself will say so, and try again
             _logger.debug("commtrace: it is not known whether other worlds have the name %s: %s", job, error)
             number = 1
         return None if number is None else name_of_world(job, number)
+
+
+def own_directory(config: Config, found: Found) -> Path:
+    """Return the run directory of a rank, which another world holds if nodes have disks of their own."""
+    names = found.run_id, f"{found.run_id}-{found.world}"
+    if not found.world:
+        return directory(config, names[0], found.job)
+    claim = Claim(_holder(found.world, found.attempt), lambda number: directory(config, names[number - 1], found.job))
+    try:
+        number = claim.settle() or len(names)
+    except (IndexError, OSError) as error:  # the recording itself will say so, and try again
+        _logger.debug("commtrace: it is not known whether another world has the directory: %s", error)
+        number = 1
+    return directory(config, names[number - 1], found.job)
+
+
+def _holder(world: str, attempt: int) -> Holder:
+    launch = os.environ.get(NOTES_VARIABLE, "")
+    return Holder(world, launch, attempt, socket.gethostname(), boot_id(), os.getpid(), time.time_ns())
 
 
 def boot_id() -> str:

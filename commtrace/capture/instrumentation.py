@@ -328,7 +328,7 @@ class Instrumentation:
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         self._setup.discard()
-        directory = identity.directory(self.config, found.run_id, found.job)
+        directory = identity.own_directory(self.config, found)
         metadata = identity.collect(self.config, found)
         self._marks.world = metadata.world
         own = Member(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)

@@ -111,8 +111,8 @@ class Agreement:
 
     def local_rank(self, store: Store, host: str, wanted: int | None = None) -> int:
         """Return a number that no other rank of the host has: ``wanted``, else the first that is free."""
-        numbers = [] if wanted is None else [wanted]
-        for number in (*numbers, *range(self._world_size)):
+        numbers: list[int] = [*([] if wanted is None else [wanted]), *range(self._world_size)]
+        for number in numbers:
             holder = store.compare_set(f"{_PREFIX}/hosts/{host}/{number}", "", str(self._rank))
             if holder == str(self._rank).encode():
                 return number

@@ -459,16 +459,18 @@ class WorldNames:
 
 def own_directory(config: Config, found: Found) -> Path:
     """Return the run directory of a rank, which another world holds if nodes have disks of their own."""
-    names = found.run_id, f"{found.run_id}-{found.world}"
+    of_world = directory(config, found.run_id, found.job)
     if not found.world:
-        return directory(config, names[0], found.job)
-    claim = Claim(_holder(found.world, found.attempt), lambda number: directory(config, names[number - 1], found.job))
+        return of_world
+    own = directory(config, f"{found.run_id}-{found.world}", found.job)
     try:
-        number = claim.settle() or len(names)
-    except (IndexError, OSError) as error:  # the recording itself will say so, and try again
-        _logger.debug("commtrace: it is not known whether another world has the directory: %s", error)
-        number = 1
-    return directory(config, names[number - 1], found.job)
+        is_ours = (
+            Claim(_holder(found.world, found.attempt), lambda number: of_world if number == 1 else own).settle() == 1
+        )
+    except OSError as error:  # the recording itself will say so, and try again
+        _logger.debug("commtrace: it is not known whether another world has %s: %s", of_world, error)
+        is_ours = True
+    return of_world if is_ours else own
 
 
 def _holder(world: str, attempt: int) -> Holder:

@@ -185,6 +185,16 @@ class Group(NamedTuple):
         }
         return {name: value for name, value in detail.items() if value or name not in _LATER_FIELDS}
 
+    def of_world(self, world: str) -> Group:
+        """Return the group with ``ranks`` instead of members if all of these are of one world.
+
+        A program may make a group at a store of its own without need.
+        """
+        ranks = [member.rank for member in self.members if member is not None and member.world == world != ""]
+        if not self.members or len(ranks) < len(self.members):
+            return self
+        return self._replace(ranks=tuple(sorted(ranks)), members=())
+
     def rank_in_world(self, peer: int, world: str) -> int:
         """Return the rank in a world of a peer; the peer itself if it is no member that is known to be of that world.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from commtrace import identity
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
+from commtrace.capture.collectives.group_members import GroupMembers
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock
@@ -38,7 +39,7 @@ from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, has_variables
-from commtrace.identity import Identity
+from commtrace.identity import Identity, WorldNames
 from commtrace.installation import own_command, warn_if_untried
 from commtrace.options import OFF
 from commtrace.process_end import ExitCall, uncaught_exception
@@ -49,7 +50,7 @@ from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.rank_files import holds_a_recording, link_as_latest, rank_directory
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import HangReport
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import Member, RankMetadata
 from commtrace.trace.schema import MarkDetail, mark_row
 from commtrace.trace.selection import DetailPlan, StepRange
 
@@ -105,7 +106,8 @@ class Instrumentation:
         self._integrations = integrations
         self._open_observers = open_observers
         self._observers: Sequence[Observer] = ()
-        self._identity = Identity(config)
+        self._files = FileProcess()
+        self._identity = Identity(config, name=WorldNames(config, self._files))
         core = self._engine.core
         native = None if core is None else Native(core, config.buffer_spans)
         self.recorder = Recorder(
@@ -117,7 +119,6 @@ class Instrumentation:
             at_end=self._at_end,
             source=native,
         )
-        self._files = FileProcess()
         self._writer: SegmentWriter | None = None
         self._device_clock = _device_clock(native)
         window = StepRange.parse(config.steps) if config.steps else None
@@ -350,8 +351,11 @@ class Instrumentation:
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         self._setup.discard()
-        directory = identity.directory(self.config, found.run_id)
+        directory = identity.own_directory(self.config, found, self._files)
         metadata = identity.collect(self.config, found)
+        self._marks.world = metadata.world
+        own = Member(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
+        self._marks.members = GroupMembers(self.tracer.groups, own)
         if metadata.rank == 0 and metadata.attempt == 0 and self._files.call(holds_a_recording, directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-
-from commtrace.trace import schema
 from commtrace.trace.files.file_calls import HERE, FileCalls
 from commtrace.trace.files.rank_files import forget_gone_peers, head_of_newest, note_gone_peers, rank_directory
+from commtrace.trace.files.writer import read_header
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import GONE, process_state
 
@@ -152,13 +150,10 @@ class PeerWatch:
     def _peer(self, rank: int) -> RankMetadata | None:
         """Return the metadata in a rank's files; None while there are none of this launch."""
         assert self._own is not None
-        head = self._files.call(head_of_newest, rank_directory(self._run_directory, rank))
-        try:
-            with pa.ipc.open_stream(pa.BufferReader(head)) as stream:
-                peer = RankMetadata.from_json((stream.schema.metadata or {})[schema.METADATA_KEY])
-        except (OSError, pa.ArrowException):
-            return None  # It is being written.
-        return peer if (peer.run_id, peer.attempt) == (self._own.run_id, self._own.attempt) else None
+        peer = read_header(self._files.call(head_of_newest, rank_directory(self._run_directory, rank)))
+        if peer is None or (peer.run_id, peer.attempt) != (self._own.run_id, self._own.attempt):
+            return None
+        return peer
 
 
 def _can_watch() -> bool:
@@ -172,7 +167,7 @@ def _can_watch() -> bool:
 
 
 def _ranks_nearby(own: RankMetadata) -> set[int]:
-    first = own.rank - own.local_rank
+    first = max(own.rank - own.local_rank, 0)
     return set(range(first, min(first + _MOST_PEERS, own.world_size))) - {own.rank}
 
 

@@ -8,6 +8,8 @@ from typing import Final
 
 from commtrace import identity
 from commtrace.capture import triggers
+from commtrace.capture.collectives.group_members import PART as MEMBERS
+from commtrace.capture.collectives.group_members import GroupMembers
 from commtrace.capture.collectives.untraced_paths import ACTIVE, REPLAYED_GRAPHS, find_invisible
 from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
 from commtrace.capture.device.clock import DeviceTiming
@@ -40,6 +42,8 @@ class RunMarks:
         unfinished: Callable[[], list[Launch]],
         device_watch: DeviceWatch,
     ) -> None:
+        self.world = ""  # key of the world of this recording
+        self.members: GroupMembers | None = None  # once the rank is known
         self.has_ended = False
         self.has_left = False  # the default process group was destroyed in order, and none was made since
         self._recorded_left = False
@@ -60,6 +64,7 @@ class RunMarks:
     def since_last_pass(self) -> Iterator[tuple[str, MarkDetail]]:
         self._refresh_device_clock()
         self._record_device()
+        self._meet_members()
         yield from self._group_marks()
         self._look_for_untraced_paths()
         topology_version, topology = self._tracer.topology()
@@ -159,6 +164,15 @@ class RunMarks:
         except Exception as error:
             self._tracer.failed("the name of the device", error)
 
+    def _meet_members(self) -> None:
+        if self.members is None:
+            return
+        try:
+            self.members.step()
+        except Exception as error:
+            self.members = None
+            self._tracer.failed(MEMBERS, error)
+
     def _group_marks(self) -> Iterator[tuple[str, MarkDetail]]:
         groups = self._tracer.groups
         version = groups.version
@@ -168,7 +182,7 @@ class RunMarks:
         for group in groups.known_groups():
             if self._recorded_groups.get(group.id) != group:
                 self._recorded_groups[group.id] = group
-                yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
+                yield "process_group", group._replace(world=group.world or self.world).to_json()
 
     def _in_flight(self, activity: ActivityWatch) -> list[InFlight]:
         return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]

@@ -28,6 +28,7 @@ from commtrace.analysis.hangs.flight_recorder import (
     flight_evidence,
     with_flight_calls,
 )
+from commtrace.analysis.hangs.other_worlds import with_other_worlds
 from commtrace.analysis.hangs.rank_state import Ending, find_endings, last_activity, own_frame
 from commtrace.analysis.hangs.setup import find_setup_hang
 from commtrace.analysis.hangs.stops import find_chains, find_stops
@@ -78,6 +79,7 @@ def examine(
     heard = replace(run, ranks={**run.ranks, **{trace.rank: trace for trace in silent}})
     endings = find_endings(heard, now_ns, ask, goes_on)
     stops = find_stops(run, arrivals, endings)
+    stops = with_other_worlds(run, stops, now_ns, ask)
     chains = find_chains(stops, arrivals, endings)
     mismatches, num_mismatches = find_mismatches(run, arrivals)
     groups = known_groups(run)

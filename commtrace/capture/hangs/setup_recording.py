@@ -22,10 +22,11 @@ from commtrace.config import Config
 from commtrace.identity import Identity, Place
 from commtrace.process_end import how_it_ended
 from commtrace.trace.files.file_calls import FileCalls
-from commtrace.trace.files.rank_files import discard_recording, files_of_recording, rank_directory
-from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.files.rank_files import discard_recording, files_of_recording, head_of_newest, rank_directory
+from commtrace.trace.files.writer import SegmentWriter, read_header
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.processes import GONE, process_state
 from commtrace.trace.schema import mark_row
 
 PART: Final = "recording where a rank is before it has joined its job"
@@ -146,8 +147,11 @@ class SetupRecording:
 
     def _open(self, place: Place) -> None:
         found = self._identity.on_its_own(place)
-        directory = identity.directory(self._config, found.run_id)
         metadata = identity.collect(self._config, found)
+        directory = identity.directory(self._config, found.run_id)
+        if self._is_in_use(rank_directory(directory, metadata.rank), metadata):
+            # By the same rank of another world, which has joined: readers would take this recording for the newer one.
+            directory = directory.with_name(f"{directory.name}-joining")
         self._earlier = self._files.call(files_of_recording, rank_directory(directory, metadata.rank))
         self._writer = SegmentWriter(directory, metadata, files=self._files)
         anchor = mark_row("clock_anchor", asdict(identity.clock_anchor()))
@@ -163,3 +167,11 @@ class SetupRecording:
         self._due_ns = now + interval
         times = {"no_progress_ns": quiet, "again_within_ns": interval + _LATENESS_NS}
         self._writer.write([mark_row("activity", {**activity.to_json(), **times})])
+
+    def _is_in_use(self, folder: Path, own: RankMetadata) -> bool:
+        """Return whether another process of this host, which lives, records in the folder of a rank."""
+        newest = read_header(self._files.call(head_of_newest, folder))
+        if newest is None:
+            return False
+        is_other = (newest.host, newest.boot_id) == (own.host, own.boot_id) and newest.pid != own.pid
+        return is_other and bool(newest.world) and process_state(newest) not in (None, GONE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -15,12 +17,13 @@ from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.files.exactness import exact_ends, exact_starts
 from commtrace.trace.graphs import with_contents
-from commtrace.trace.inputs import printable
+from commtrace.trace.hang_report import Activity
+from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import OUTSIDE, RankMetadata
 from commtrace.trace.run import RankTrace
 from commtrace.trace.selection import StepRange
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int32, Int64, Spans
 from commtrace.trace.topology import without_place
 
 _LATEST_NS: Final = 2**61
@@ -94,6 +97,7 @@ def decode(
     marks = possible & (spans.kind == schema.MARK)
     rank_marks = [RankMarks.none() for _ in tables] if earlier is None else earlier
     _read_marks(rank_marks, block, table["detail"], np.flatnonzero(marks), names, most_ranks)
+    columns["peer"] = _ranks_of_peers(block, rank_marks, [part.metadata.world for part in tables])
     selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
     selected &= _whole(block, [of_rank.marks for of_rank in rank_marks])
     rows, bounds = _sorted_rows(block, selected)
@@ -194,6 +198,21 @@ def _read_marks(
             own.marks.add_problem(f"its mark {name} is damaged and was left out ({error}).")
 
 
+def _ranks_of_peers(block: Block, rank_marks: Sequence[RankMarks], worlds: Sequence[str]) -> Int32:
+    """Return the peers, with their ranks for members of groups over several worlds that are of the rank's own one."""
+    spans = block.spans
+    rows = np.flatnonzero(spans.peer >= OUTSIDE)
+    if not len(rows):
+        return spans.peer
+    owners = np.searchsorted(block.bounds, rows, side="right") - 1
+    keys = np.stack([owners, spans.group[rows], spans.peer[rows]], axis=1)
+    peers, which = np.unique(keys, axis=0, return_inverse=True)
+    ranks = [rank_marks[owner].marks.rank_of(group, peer, worlds[owner]) for owner, group, peer in peers.tolist()]
+    resolved = spans.peer.copy()
+    resolved[rows] = np.array(ranks, np.int32)[which.reshape(-1)]
+    return resolved
+
+
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
     """Mark the rows of steps of which nothing was deleted."""
     cut = np.array([_last_discarded(own) for own in marks])
@@ -259,17 +278,18 @@ def _trace(
 ) -> RankTrace:
     marks = rank_marks.marks
     discarded = _last_discarded(marks)
+    rank_of = partial(marks.rank_of, world=metadata.world)
     return RankTrace(
         metadata=marks.completed(metadata),
         spans=Spans.empty(),
-        groups=marks.groups,
+        groups={number: group.of_world(metadata.world) for number, group in marks.groups.items()},
         coordinates=marks.coordinates,
         parallel=marks.parallel,
         topology=without_place(marks.topology),
         dropped=marks.dropped,
         anchors=(metadata.anchor, *marks.anchors),
-        in_flight=marks.in_flight,
-        activity=marks.activity,
+        in_flight=tuple(replace(one, peer=rank_of(one.group, one.peer)) for one in marks.in_flight),
+        activity=marks.activity and _with_ranks(marks.activity, rank_of),
         activity_ns=marks.activity_ns,
         no_progress_ns=marks.no_progress_ns,
         again_within_ns=marks.again_within_ns,
@@ -283,7 +303,7 @@ def _trace(
         exception=marks.exception,
         exception_frames=marks.exception_frames,
         has_left=marks.has_left,
-        failures=tuple(marks.failures),
+        failures=tuple(one._replace(peer=rank_of(one.group, one.peer)) for one in marks.failures),
         # Not copied for each part of a long run that is read forward.
         aggregates=rank_marks.aggregates
         if steps is None and discarded < 0
@@ -297,6 +317,13 @@ def _trace(
         triggers=tuple(marks.triggers.values()),
         details=details,
     )
+
+
+def _with_ranks(activity: Activity, rank_of: Callable[[int, int], int]) -> Activity:
+    messages = tuple(
+        (group, is_send, rank_of(group, peer), tag, count) for group, is_send, peer, tag, count in activity.p2p
+    )
+    return replace(activity, p2p=messages)
 
 
 def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:
@@ -371,4 +398,6 @@ def possible_rows(spans: Spans, most_ranks: Int64) -> Bool:
     for name in _AT_LEAST_NONE:
         possible &= getattr(spans, name) >= schema.NOT_APPLICABLE
     possible &= (spans.bytes < _MOST_BYTES) & (spans.self_bytes < _MOST_BYTES)
-    return np.asarray(possible & (spans.peer < most_ranks))
+    is_rank = spans.peer < most_ranks
+    is_outside = (spans.peer >= OUTSIDE) & (spans.peer < OUTSIDE + MOST_RANKS)
+    return np.asarray(possible & (is_rank | is_outside))

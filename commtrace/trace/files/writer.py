@@ -308,6 +308,15 @@ class _Vocabulary:
         self._words = text_array([word for word in self._codes if word is not None])
 
 
+def read_header(head: bytes) -> RankMetadata | None:
+    """Return who writes a segment, from the beginning of it; None if that cannot be read, or not yet."""
+    try:
+        with pa.ipc.open_stream(pa.BufferReader(head)) as stream:
+            return RankMetadata.from_json((stream.schema.metadata or {}).get(schema.METADATA_KEY, b""))
+    except (OSError, ValueError, pa.ArrowException):
+        return None
+
+
 def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first and last step in segments that start at ``first_steps``.
 

@@ -64,6 +64,8 @@ FORWARDED: Final = "PYTHON_COMMTRACE_VARIABLES"
 """``commtrace run`` puts all COMMTRACE_* variables into this one as well: DeepSpeed's launchers forward variables that
 begin with PYTHON to other nodes, and of the rest only some."""
 
+RUN_ID_VARIABLE: Final = "COMMTRACE_RUN_ID"
+
 NOTES_VARIABLE: Final = "COMMTRACE_NOTES"
 """A file of ``commtrace run`` on this node, to which its ranks append their folders; no option."""
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from commtrace import launchers
 from commtrace.agreement import Agreed, Agreement, Name, Store
-from commtrace.config import FORWARDED, NOTES_VARIABLE, Config
+from commtrace.config import FORWARDED, NOTES_VARIABLE, RUN_ID_VARIABLE, Config
 from commtrace.options import is_run_id
 from commtrace.trace.files.claims import Claim, Holder
 from commtrace.trace.files.file_calls import HERE, FileCalls
@@ -45,7 +45,6 @@ _LONGEST_SECONDS: Final = 30.0
 _ASK_AGAIN_SECONDS: Final = 0.02
 _ANSWER_SECONDS: Final = 0.1
 """A store on the other side of a network answers sooner. One whose connection is in use may answer hours later."""
-_RUN_ID: Final = "COMMTRACE_RUN_ID"
 _SIMULATED: Final = "fake"
 """torch's backend in whose jobs there is no rank but this one."""
 
@@ -186,7 +185,7 @@ class Identity:
         if self._is_name_read_again or self._is_environment_given:
             return
         self._is_name_read_again = True
-        before, now = self._environment.get(_RUN_ID, ""), os.environ.get(_RUN_ID, "")
+        before, now = self._environment.get(RUN_ID_VARIABLE, ""), os.environ.get(RUN_ID_VARIABLE, "")
         if now != before and is_run_id(now) and self._config.run_id == before:  # no other name was given to start()
             self._shared_name = self._name = now
 

@@ -36,6 +36,10 @@ What goes round a ring is passed on at once."""
 MOST_GROUPS: Final = 64
 _MOST_NAMED: Final = 8
 
+_AT_ONCE: Final = 0.02
+"""And at least for this share of the whole step by the number of messages: of a single one in a step, the work between
+messages is only what it takes to pass it on."""
+
 _LATE: Final = 2
 """Later steps after which no row of an earlier one comes: a communication is recorded when it has ended."""
 
@@ -112,9 +116,12 @@ def _sender(step: Spans) -> int:
     arrived, sends = int(step.end[first]), int(step.start[sent].min())
     if arrived > sends:
         return -1
-    begin, end = int(step.start.min()), int(step.end.max())
-    between_messages = _worked_ns(step, begin, end) / (len(sent) + len(received))
-    return int(step.peer[first]) if _worked_ns(step, arrived, sends) >= _WORKS * between_messages else -1
+    messages = step.start[(step.name == _SENT) | (step.name == _RECEIVED)]
+    # What comes before the first message and behind the last one (the optimizer, input) says nothing of the messages.
+    from_first_to_last = _worked_ns(step, int(messages.min()), int(messages.max()))
+    of_step = _worked_ns(step, int(step.start.min()), int(step.end.max()))
+    least = max(_WORKS * from_first_to_last, _AT_ONCE * of_step) / len(messages)
+    return int(step.peer[first]) if _worked_ns(step, arrived, sends) >= least else -1
 
 
 def _worked_ns(step: Spans, begin: int, end: int) -> int:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from commtrace.analysis.clocks.time_of_day import clock_time
 from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.verdict import format_cause, format_since_step
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
@@ -272,7 +273,7 @@ def _slow_line(one: Slow) -> Text:
 def _most_waited_for(frame: Frame) -> Iterator[Text]:
     blamed = sorted((row for row in frame.ranks if row.blame_ns), key=lambda row: -(row.blame_ns or 0))
     total = sum(row.blame_ns or 0 for row in blamed)
-    if not blamed:
+    if not blamed or frame.num_steps < Thresholds().fewest_steps:  # of fewer, it may be chance
         return
     named = ", ".join(f"rank {row.rank} {share(row.blame_ns, total)}" for row in blamed[:3])
     yield Text(f"Waited for, of all waiting: {named}")

@@ -135,3 +135,26 @@ def test_what_feeds_a_rank_that_was_not_recorded_is_unknown() -> None:
 
     assert classes_of(flows) == {1: 1, 3: 2, 5: 0}
     assert classes_of({0: Flow(1, (7,)), 1: Flow(0, (7,))}) == {0: 0, 1: 1}, "in a circle nobody is first"
+
+
+@pytest.mark.parametrize(
+    ("works_us", "optimizer_ms", "is_fed"),
+    [(1_000, 0, True), (1_000, 40, True), (50, 40, False), (30, 2, False)],
+    ids=["a stage", "a stage of a small model", "passed on once in a step", "passed on in a short step"],
+)
+def test_a_rank_works_on_a_message_if_it_does_so_for_a_while(works_us: int, optimizer_ms: int, is_fed: bool) -> None:
+    """Rank 0 sends, and rank 1 sends something back to it, once in a step."""
+    world, rows = group("world", 0, 1), {rank: list[Row]() for rank in range(2)}
+    for step in range(4):
+        begin, worked = step * 100 * MS, works_us * 1_000
+        arrives, answers = begin + 5 * MS, begin + 5 * MS + worked
+        until = answers + MS + optimizer_ms * MS
+        sent = p2p("send", world, 1, step, begin, arrives, step=step, id=2 * step)
+        answer = p2p("recv", world, 1, step, arrives, answers + MS, step=step, id=2 * step + 1)
+        rows[0] += [span("step", begin, until, step=step), sent, answer, stall(answer, arrives, answers + MS)]
+        received = p2p("recv", world, 0, step, begin, arrives, step=step, id=2 * step)
+        rows[1] += [span("step", begin, until, step=step), received, stall(received, begin, arrives)]
+        rows[1].append(p2p("send", world, 0, step, answers, answers + MS, step=step, id=2 * step + 1))
+    run = make_run(rows, [world])
+
+    assert classes(run) == ({0: 0, 1: 1} if is_fed else {0: None, 1: None})

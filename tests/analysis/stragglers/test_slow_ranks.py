@@ -130,8 +130,8 @@ def test_of_two_ranks_a_few_slow_steps_are_told_and_named_nobody() -> None:
 
     assert findings.verdicts == ()
     assert "rank 1 on node0" in findings.waited_for
-    assert "In most steps its own work takes as long" in findings.waited_for
-    assert "takes longer, by 5% in the mean over all steps" in findings.waited_for
+    assert "in 3 of 59 steps: 198.7 against 99.3 ms, medians over these steps" in findings.waited_for
+    assert "over all steps the medians are 99.0 and 99.0 ms" in findings.waited_for
 
 
 def test_evidence_of_some_steps_of_a_stretch_says_which() -> None:

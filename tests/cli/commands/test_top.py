@@ -57,7 +57,6 @@ def test_a_whole_frame() -> None:
     assert lines[1:] == [
         "Not judged: Slow ranks were not looked for: too few steps: 2, at least 8 are",
         "  needed to separate a slow rank from noise.",
-        "Waited for, of all waiting: rank 1 100%",
         "Step 2 · takes 10.0 ms, 8.00 ms over the run: +25.0%",
         "Shown: mean of 2 steps, 1–2",
         "",
@@ -71,6 +70,11 @@ def test_a_whole_frame() -> None:
     ]
     bar = next(line for line in drawn(frame, 120) if line.startswith("   0"))
     assert bar.split("now  ")[1] == "████████" + "x" * 28 + "····"
+
+
+def test_who_was_waited_for_is_told_of_enough_steps() -> None:
+    told = "Waited for, of all waiting: rank 7 100%"
+    assert [told in drawn(replace(many(8), num_steps=steps)) for steps in (7, 8)] == [False, True]
 
 
 @pytest.mark.parametrize("width", [80, 100, 133, 200])

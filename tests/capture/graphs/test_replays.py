@@ -299,6 +299,27 @@ def test_a_graph_replayed_into_another_is_part_of_it(job: Job) -> None:
     assert offsets == [(0, 4), (1, 1), (2, 2), (3, 1), (4, 2), (5, 8)]
 
 
+def test_messages_within_a_graph_within_a_graph_keep_their_order(job: Job) -> None:
+    def communicate() -> None:
+        job.group.send([tensor(1)], 2, 7).wait()
+        job.all_reduce(2)
+        job.group.send([tensor(3)], 2, 7).wait()
+
+    communicate()
+    with job.cuda.graph(job.cuda.CUDAGraph()) as inner:
+        communicate()
+    with job.cuda.graph(job.cuda.CUDAGraph()) as outer:
+        communicate()
+        inner.replay()
+    outer.replay()
+
+    (row,) = job.replay_rows()
+    assert sorted(firsts(row)) == [1, (7 << 32) + 2]
+    operations = job.marks()[1]["operations"]
+    assert [operation[4] for operation in operations] == [1, 2, 3, 1, 2, 3]
+    assert [operation[2] for operation in operations] == [0, 0, 1, 2, 1, 3]
+
+
 def test_a_graph_captured_before_the_recording_has_unknown_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch)
     graph = job.captured(64)

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.records import Launch, dtype_name, next_id
 from commtrace.trace import schema
@@ -28,6 +28,10 @@ _PHASES: Final = (schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTI
 
 _NOT_OF_A_DEVICE: Final = frozenset({"gloo", "mpi"})
 """Backends whose communication is never captured: it is of the host, and sent at once."""
+
+
+_Message: TypeAlias = "tuple[bool, int, int]"
+"""A kind of messages of a group that are numbered together: whether they are sent, the peer, and the tag."""
 
 
 class CapturedOperation(NamedTuple):
@@ -129,25 +133,25 @@ class CapturedGraph:
         """Note that another graph is replayed into this one."""
         self.is_known = self.is_known and graph.is_known
         self._phases |= graph._phases
+        moved: dict[int, tuple[GroupState, dict[_Message | None, int]]] = {}  # by the id of the state within it
         for own, within in graph._states.items():
             state = self.state(own)
-            firsts: dict[tuple[bool, int, int] | None, int] = {}
-            if within.collective_seq.launched:
-                firsts[None] = state.collective_seq.take(within.collective_seq.launched)
+            firsts: dict[_Message | None, int] = {None: state.collective_seq.take(within.collective_seq.launched)}
             for is_send, peer, tag, count in within.collective_seq.messages():
                 firsts[is_send, peer, tag] = state.collective_seq.take_messages(is_send, peer, tag, count)
-            for noted in graph._noted:
-                if noted.launch.state is within and len(self._noted) < MOST_OPERATIONS:
-                    seq = noted.launch.seq
-                    key = _message_of(noted.launch)
-                    offset = seq if key is None else seq - (key[2] << _TAG_BITS)
-                    moved = noted.launch._replace(state=state, seq=firsts[key] + offset if seq >= 0 else seq)
-                    self._noted.append(noted._replace(launch=moved))
-        self._unlisted += graph._unlisted
+            moved[id(within)] = state, firsts
+        room = MOST_OPERATIONS - len(self._noted)
+        self._unlisted += graph._unlisted + max(0, len(graph._noted) - room)
+        for noted in graph._noted[:room]:
+            launch = noted.launch
+            state, firsts = moved[id(launch.state)]
+            if launch.seq >= 0:
+                launch = launch._replace(seq=firsts[_message_of(launch)] + _offset(launch))
+            self._noted.append(noted._replace(launch=launch._replace(state=state)))
 
     def close(self) -> None:
         """End the capture: what the graph contains stays as it is."""
-        positions: dict[tuple[int, tuple[bool, int, int] | None], int] = {}
+        positions: dict[tuple[int, _Message | None], int] = {}
         counters: list[_Counter] = []
         for own, state in self._states.items():
             count = state.collective_seq.launched
@@ -198,15 +202,19 @@ _TAG_BITS: Final = 32
 """The tag of a message is in its number, above so many bits: see GroupState.next_p2p."""
 
 
-def _message_of(launch: Launch) -> tuple[bool, int, int] | None:
+def _message_of(launch: Launch) -> _Message | None:
     if not launch.operation.is_p2p:
         return None
     return launch.operation.is_send, launch.peer, max(launch.seq, 0) >> _TAG_BITS
 
 
-def _operation(
-    noted: _Noted, positions: dict[tuple[int, tuple[bool, int, int] | None], int]
-) -> CapturedOperation | None:
+def _offset(launch: Launch) -> int:
+    """Return the number of a launch within its graph, from 0: the tag of a message left out."""
+    message = _message_of(launch)
+    return launch.seq if message is None else launch.seq - (message[2] << _TAG_BITS)
+
+
+def _operation(noted: _Noted, positions: dict[tuple[int, _Message | None], int]) -> CapturedOperation | None:
     launch = noted.launch
     key = _message_of(launch)
     counter = positions.get((id(launch.state), key))
@@ -215,7 +223,7 @@ def _operation(
     return CapturedOperation(
         launch.operation.name,
         counter,
-        launch.seq if key is None else launch.seq - (key[2] << _TAG_BITS),
+        _offset(launch),
         noted.op_in_seq,
         launch.num_bytes,
         launch.self_bytes,
@@ -227,7 +235,7 @@ def _operation(
     )
 
 
-def _taking(own: GroupState, message: tuple[bool, int, int] | None, count: int) -> Callable[[], int]:
+def _taking(own: GroupState, message: _Message | None, count: int) -> Callable[[], int]:
     counters = own.collective_seq
     if message is None:
         return lambda: counters.take(count)

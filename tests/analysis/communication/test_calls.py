@@ -12,7 +12,9 @@ from commtrace.analysis.communication.calls import Calls, CallSums, Moved, sum_c
 
 ALL_TO_ALL = 2
 FLAGS = ("finished", "complete", "mismatched", "duration_exact", "transfer_exact")
-EXACT = {name: np.ones(3, np.bool_) for name in ("duration_exact", "transfer_exact")}
+EXACT = {name: np.ones(3, np.bool_) for name in ("duration_exact", "transfer_exact")} | {
+    "replayed": np.zeros(3, np.bool_)
+}
 
 
 def made(count: int, seed: int) -> Calls:
@@ -22,6 +24,7 @@ def made(count: int, seed: int) -> Calls:
     columns["name"] = random.integers(0, 4, count)
     columns["self_bytes"] = random.integers(-1, 3, count)
     flags = {name: random.random(count) < 0.7 for name in FLAGS}
+    flags["replayed"] = ~flags["finished"] & (random.random(count) < 0.5)
     return Calls(**{**columns, **flags})
 
 

@@ -60,6 +60,7 @@ def test_a_row_computed_by_hand() -> None:
         "unfinished": 0,
         "unmatched": 0,
         "mismatched": 0,
+        "replayed": 0,
         "upper_bounds": 0,
     }
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from commtrace.capture.collectives.cpp_communication import HookedOperation, OwnRank, ProcessGroupHooks
+from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
+from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture, FunctionalWaits
+from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
+from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.graphs import contents
 from commtrace.capture.graphs.replays import EARLIER_GRAPHS, GraphReplays
 from commtrace.capture.hooks import keep_compiler_out
@@ -41,10 +47,12 @@ class Job:
         self.tracer = self.recording.tracer
         self.replays = GraphReplays(self.tracer, self.cuda.CUDAGraph)
         self.group: Any = distributed_c10d._get_default_group()
+        self.devices: DeviceCalls | None = None
 
     @contextmanager
     def recorded(self) -> Iterator[Job]:
-        with self.recording.capturing():
+        with self.recording.capturing() as capture:
+            self.devices = capture.devices
             self.replays.install()
             try:
                 yield self
@@ -297,6 +305,82 @@ def test_a_graph_replayed_into_another_is_part_of_it(job: Job) -> None:
     assert [(row.op_in_seq, row.bytes, firsts(row)) for row in rows] == [(6, 18, [0]), (2, 3, [6])]
     offsets = [(operation[2], operation[4]) for operation in job.marks()[1]["operations"]]
     assert offsets == [(0, 4), (1, 1), (2, 2), (3, 1), (4, 2), (5, 8)]
+
+
+def test_messages_within_a_graph_within_a_graph_keep_their_order(job: Job) -> None:
+    def communicate() -> None:
+        job.group.send([tensor(1)], 2, 7).wait()
+        job.all_reduce(2)
+        job.group.send([tensor(3)], 2, 7).wait()
+
+    communicate()
+    with job.cuda.graph(job.cuda.CUDAGraph()) as inner:
+        communicate()
+    with job.cuda.graph(job.cuda.CUDAGraph()) as outer:
+        communicate()
+        inner.replay()
+    outer.replay()
+
+    (row,) = job.replay_rows()
+    assert sorted(firsts(row)) == [1, (7 << 32) + 2]
+    operations = job.marks()[1]["operations"]
+    assert [operation[4] for operation in operations] == [1, 2, 3, 1, 2, 3]
+    assert [operation[2] for operation in operations] == [0, 0, 1, 2, 1, 3]
+
+
+def test_what_cpp_launches_is_captured_by_torchs_hooks(job: Job) -> None:
+    """As since torch 2.14, of which only the arguments of the hooks are needed."""
+    issued, waits = CppCalls(job.tracer, job.devices), FunctionalWaits(job.tracer, job.devices)
+    reducer = ReducerCapture(job.tracer, issued, by_kernels=False)
+    hooks = ProcessGroupHooks(job.tracer, issued, waits, reducer)
+    operations = (OPERATIONS["allreduce"], OPERATIONS["send"])
+    hooks._operations = {
+        number: HookedOperation(operation, operation.measure, has_outputs=False, has_peer=operation.is_p2p)
+        for number, operation in enumerate(operations)
+    }
+    hooks._active = True
+    state = job.tracer.groups.state(job.group)
+    before, behind = hooks._pre_hook(state, OwnRank(1)), hooks._post_hook(state)
+
+    def launch(number: int, size: int, peer: int = -1) -> None:
+        arguments: Any = SimpleNamespace(
+            name=number, op_id=size, input_tensors=[tensor(size)], output_tensors=[], root=peer, work=None
+        )
+        before(arguments)
+        behind(arguments)
+
+    with job.cuda.graph(job.cuda.CUDAGraph()) as graph:
+        launch(0, 1)
+        launch(1, 2, peer=3)
+        launch(0, 4)
+    assert state.collective_seq.launched == 0
+    graph.replay()
+    graph.replay()
+
+    assert [(row.op_in_seq, row.bytes, firsts(row)) for row in job.replay_rows()] == [(3, 7, [0, 0]), (3, 7, [2, 1])]
+    (mark,) = job.marks()
+    assert [operation[:3] for operation in mark["operations"]] == [
+        ["all_reduce", 0, 0], ["send", 1, 0], ["all_reduce", 0, 1],
+    ]  # fmt: skip
+
+
+def test_functional_collectives_are_captured(job: Job) -> None:
+    waits = FunctionalWaits(job.tracer, job.devices)
+    functional = FunctionalCapture(job.tracer, waits, job.devices)
+    operation = FUNCTIONAL["all_reduce"]._replace(measure=lambda *_: (8, -1, torch.float32, None))
+    arguments = [tensor(8)] * (operation.group_argument + 1)
+    arguments[operation.group_argument] = job.group
+
+    job.tracer.recording = False
+    with job.cuda.graph(job.cuda.CUDAGraph()) as graph:
+        _, state = functional._state_of(job.group)
+        seq = next(state.collective_seq)
+        assert functional._launching(operation)(tuple(arguments), job.group, state, seq) is None
+    job.tracer.recording = True
+    graph.replay()
+
+    (row,) = job.replay_rows()
+    assert (row.op_in_seq, row.bytes) == (1, 8)
 
 
 def test_a_graph_captured_before_the_recording_has_unknown_contents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """What communication that C++ starts costs: functional collectives, and the buckets of DistributedDataParallel.
 
-    python bench/cpp_communication.py functional
+    python bench/cpp_communication.py functional [--engine native]
     python bench/cpp_communication.py ddp [--ranks 4] [--buckets 10] [--width 256] [--steps 600] [--sleep-ms 9]
 
 ``functional`` measures the calling thread on torch's fake backend, in new processes: before ``commtrace.start``, while
@@ -41,7 +41,7 @@ OPENING_SECONDS = 1.0
 """What it costs to open the files, once in a job, is not a bucket's."""
 
 
-def functional() -> list[float]:
+def functional(options: argparse.Namespace) -> list[float]:
     """Return µs per all_reduce with its wait: before, recording, after."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     operators: Any = torch.ops._c10d_functional
@@ -61,7 +61,7 @@ def functional() -> list[float]:
     phase()
     figures = [phase()]
     with tempfile.TemporaryDirectory() as directory:
-        commtrace.start(commtrace.Config(dir=directory))
+        commtrace.start(commtrace.Config(dir=directory, engine=options.engine))
         figures.append(phase())
         commtrace.stop()
     return [*figures, phase()]
@@ -101,7 +101,7 @@ def ddp(options: argparse.Namespace) -> list[list[float]]:
     figures = [phase()]
     for _ in range(options.turns):
         with tempfile.TemporaryDirectory() as directory:
-            commtrace.start(commtrace.Config(dir=directory))
+            commtrace.start(commtrace.Config(dir=directory, engine=options.engine))
             time.sleep(OPENING_SECONDS)
             figures.append(phase())
             commtrace.stop()
@@ -178,6 +178,7 @@ def main() -> None:
     """Print the table, or run as one of its processes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("functional", "ddp"))
+    parser.add_argument("--engine", choices=("native", "python"), default="native")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--buckets", type=int, default=10)
@@ -192,10 +193,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank is not None:
         torch.set_num_threads(1)
-        print(json.dumps(functional() if options.what == "functional" else ddp(options)))
+        print(json.dumps(functional(options) if options.what == "functional" else ddp(options)))
         dist.destroy_process_group()
         return
-    print(f"torch {torch.__version__}:", end=" ")
+    print(f"torch {torch.__version__}, {options.engine} engine:", end=" ")
     (print_functional if options.what == "functional" else print_ddp)(options)
 
 

@@ -18,7 +18,8 @@ from commtrace.analysis.breakdown.run_budget import RunBudget
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.communication.baseline_share import BaselineShare, whole_share
-from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks
+from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
@@ -97,6 +98,35 @@ def clock_line(alignment: Alignment) -> str:
         f"{duration(residual['p50'])} (p50), {duration(residual['p99'])} (p99), {duration(residual['max'])} (max)"
     )
 
+
+_MOST_ATTEMPTS: Final = 4
+
+
+def attempt_lines(earlier: Sequence[EarlierAttempt]) -> Iterator[str]:
+    """Yield one line per attempt of the job before the one that is shown, the last ones of many."""
+    if len(earlier) > _MOST_ATTEMPTS:
+        yield f"{len(earlier) - _MOST_ATTEMPTS} more attempts before these: --json"
+    for one in earlier[-_MOST_ATTEMPTS:]:
+        steps = "no step"
+        if one.first_step is not None and one.last_step is not None:
+            steps = f"step{'s' * (one.first_step != one.last_step)} "
+            steps += format_ranges([(one.first_step, one.last_step)])
+        ranks = f"{one.world_size} rank{'s' * (one.world_size != 1)}"
+        yield (f"Attempt {one.attempt + 1} (--attempt {one.attempt}): {ranks}, {steps}, {one.words}.{_went_on(one)}")
+
+
+def _went_on(attempt: EarlierAttempt) -> str:
+    if not attempt.went_on:
+        return ""
+    before, after = zip(*attempt.went_on, strict=True)
+    went = "went on as before"
+    if before != after:
+        moved = ", ".join(f"{old} → {new}" for old, new in attempt.went_on[:_MOST_MOVED])
+        went = f"went on in the same processes as {format_ranks(after)} ({moved}{' …' * (len(before) > _MOST_MOVED)})"
+    return f" {format_ranks(before).capitalize()} {went}."
+
+
+_MOST_MOVED: Final = 8
 
 _MOST_SUMS: Final = 12
 

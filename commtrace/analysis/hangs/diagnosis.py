@@ -10,6 +10,7 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.engines import EngineUse
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.flight_recorder import FlightEvidence
+from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.hangs.rank_state import LastActivity
 from commtrace.analysis.hangs.setup import SetupHang
 from commtrace.analysis.hangs.stops import HUNG, Chains, Stop
@@ -34,6 +35,7 @@ class ExaminedRun(NamedTuple):
     last_written_ns: int | None  # epoch ns of the last write of any rank; None if unknown
     versions: Mapping[str, str]
     differing_versions: Mapping[str, Mapping[str, tuple[int, ...]]]  # ranks by package that must agree, version
+    earlier_attempts: tuple[EarlierAttempt, ...] = ()  # of the same job, oldest first
 
 
 class Failure(NamedTuple):

@@ -13,6 +13,7 @@ from commtrace.analysis.hangs.setup import setup_findings
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Link, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
+from commtrace.trace.files.locate import OF_OTHER_RUNS
 from commtrace.trace.metadata import UNKNOWN_ROLE
 from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 
@@ -254,7 +255,7 @@ def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[l
     notes = [*_notes(diagnosis)]
     # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
     for problem in diagnosis.problems:
-        is_note = problem in limits or "were left out; shown is run" in problem
+        is_note = problem in limits or OF_OTHER_RUNS in problem
         (notes if is_note else findings).append(problem)
     return findings, notes
 

@@ -25,10 +25,10 @@ from commtrace.analysis.hangs.flight_recorder import FlightCall
 from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
-from commtrace.cli.arguments import JsonOption, run_directory
+from commtrace.cli.arguments import AttemptOption, JsonOption, run_directory
 from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
-from commtrace.cli.views import clock_line
+from commtrace.cli.views import attempt_lines, clock_line
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.flight_recorder import read_flight_record, with_members
 from commtrace.trace.metadata import UNKNOWN_ROLE
@@ -55,6 +55,7 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    attempt: AttemptOption = None,
     json_output: JsonOption = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Print the last activity of every rank, not only of those concerned.")
@@ -72,13 +73,13 @@ def doctor(
     Exit code: 0 if nothing was found, 1 if something was, 2 if the run cannot be read.
     """
     if not runs:
-        if flight_recorder or all_ranks:
+        if flight_recorder or all_ranks or attempt is not None:
             raise ConfigurationError(
-                "--flight-recorder and --all-ranks are about a run: name it, or commtrace-runs/latest"
+                "--flight-recorder, --attempt and --all-ranks are about a run: name it, or commtrace-runs/latest"
             )
         _check_installation(as_json=json_output)
         return
-    run = run_directory(runs)
+    run = run_directory(runs, attempt)
     flight_calls = read_flight_calls(flight_recorder or [])
     diagnosis = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:
@@ -197,6 +198,8 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
         f"[bold]Run {escape(run.id)}[/]{attempt} · {recorded} of {run.world_size} ranks have readable files · "
         f"{escape(run.backend or 'no backend')} · {escape(hosts)}"
     )
+    for line in attempt_lines(run.earlier_attempts):
+        yield escape(line)
     states = run.states
     last = run.last_written_ns
     if states.get("running") and last is not None:

@@ -27,6 +27,7 @@ from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     STEPS_HELP,
+    AttemptOption,
     BaselineOption,
     ClusterOption,
     JsonOption,
@@ -55,6 +56,7 @@ from commtrace.cli.output import (
 )
 from commtrace.cli.utilization import Recomputed, UtilizationOptions, measure_utilization, utilization_lines
 from commtrace.cli.views import (
+    attempt_lines,
     clock_line,
     critical_path_lines,
     detail_lines,
@@ -72,6 +74,7 @@ from commtrace.trace.json_values import to_json
 
 def summary(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     steps: Annotated[
         str,
         typer.Option(
@@ -115,8 +118,8 @@ def summary(
     by cause, communication by role and operation, and the pipeline. The first step is left out as warm-up unless
     --steps includes it.
     """
-    check_keeps_whole_run(keep, runs, steps)
-    run = run_directory(runs)
+    check_keeps_whole_run(keep, runs, steps, attempt is not None)
+    run = run_directory(runs, attempt)
     measured = None if baseline is None else read_baseline(baseline)
     options = UtilizationOptions(flops_per_step, plan, recompute, peak_tflops, achievable_tflops)
     with chosen_workers(workers, cluster) as chosen:
@@ -188,6 +191,8 @@ def _header(summary: Summary) -> Iterable[str]:
         f"[bold]Run {escape(run.id)}[/]{attempt} · {num_ranks}{recorded} on {escape(where)} · "
         f"{escape(run.backend or 'no backend')} · {escape(run.device)}"
     )
+    for line in attempt_lines(run.earlier_attempts):
+        yield escape(line)
     if run.iterations:
         yield f"[yellow]![/] {escape(run.iterations)}"
     parallel = " × ".join(f"{name} {size}" for name, size in run.parallel.items() if size > 1)

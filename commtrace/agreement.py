@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace.options import is_run_id
 
@@ -39,6 +41,8 @@ class Store(Protocol):
 class Agreed(NamedTuple):
     run_id: str
     attempt: int
+    world: str = ""  # key of the world: these ranks have it, and no others
+    job: str = ""  # name that the worlds of a job share
 
 
 class _Announcement(NamedTuple):
@@ -46,6 +50,22 @@ class _Announcement(NamedTuple):
     world_size: int
     attempt: int
     run_id: str
+    world: str
+    job: str
+
+
+def new_world_key() -> str:
+    """Return a key that no other world has."""
+    return secrets.token_hex(8)
+
+
+def is_world_key(text: str) -> bool:
+    """Return whether this can be a world's key."""
+    return re.fullmatch("[0-9a-f]{16}", text) is not None
+
+
+Name: TypeAlias = "Callable[[str, str, int], str | None]"
+"""Names the run of a world: from the job's name, the world's key and the attempt; None if it is not settled yet."""
 
 
 class Agreement:
@@ -55,18 +75,21 @@ class Agreement:
         requeues: restarts of the whole job, with another store each time.
         restarts: restarts of this node's ranks by its launcher.
         now: clock, in seconds.
+        name: names the run, on rank 0; by default after the job.
     """
 
     def __init__(
         self,
         rank: int,
         world_size: int,
-        run_id: str,
+        job: str,
         requeues: int = 0,
         restarts: int = 0,
         now: Callable[[], float] = time.monotonic,
+        name: Name = lambda job, world, attempt: job,
     ) -> None:
-        self._rank, self._world_size, self._run_id = rank, world_size, run_id
+        self._rank, self._world_size, self._job, self._name = rank, world_size, job, name
+        self._earlier_processes = 0
         self._requeues, self._restarts, self._now = requeues, restarts, now
         self._round: int | None = None
         self._arrived_at = 0.0
@@ -89,7 +112,7 @@ class Agreement:
         if announced is None or announced.round < (self._round or 0) or announced.world_size != self._world_size:
             return None
         store.add(f"{_PREFIX}/heard/{announced.round}", 1)
-        return Agreed(announced.run_id, announced.attempt)
+        return Agreed(announced.run_id, announced.attempt, announced.world, announced.job)
 
     def unreported(self, store: Store) -> int:
         """Return the number of ranks that have not read the announcement of rank 0; 0 on other ranks."""
@@ -109,17 +132,22 @@ class Agreement:
         global _arrived_in
         self._arrived_at = self._now()
         earlier_processes = store.add(f"{_PREFIX}/processes/{self._rank}", int(_arrived_in != os.getpid())) - 1
+        self._earlier_processes = earlier_processes
         _arrived_in = os.getpid()
         self._restarts = _raised(store, f"{_PREFIX}/restarts", max(self._restarts, earlier_processes))
         self._round = store.add(f"{_ARRIVALS}/{self._rank}", 1) - 1
         store.add(_ARRIVALS, 1)
 
-    def _announce(self, store: Store) -> Agreed:
-        restarts = _raised(store, f"{_PREFIX}/restarts", self._restarts)
-        agreed = Agreed(self._run_id, self._requeues + restarts)
-        announced = _Announcement(self._round or 0, self._world_size, agreed.attempt, agreed.run_id)
+    def _announce(self, store: Store) -> Agreed | None:
+        attempt = self._requeues + _raised(store, f"{_PREFIX}/restarts", self._restarts)
+        # A store may outlive the processes of an attempt, which is a world of its own.
+        world = store.compare_set(f"{_PREFIX}/world/{self._earlier_processes}", "", new_world_key()).decode()
+        run_id = self._name(self._job, world, attempt)
+        if run_id is None:
+            return None
+        announced = _Announcement(self._round or 0, self._world_size, attempt, run_id, world, self._job)
         store.set(_PREFIX, json.dumps(announced))
-        return agreed
+        return Agreed(run_id, attempt, world, self._job)
 
 
 def _raised(store: Store, key: str, number: int) -> int:
@@ -144,7 +172,8 @@ def _parsed(value: bytes) -> _Announcement | None:
         fields: object = json.loads(value)
     except ValueError:
         return None
-    if not isinstance(fields, list) or [type(field) for field in fields] != [int, int, int, str]:
+    if not isinstance(fields, list) or [type(field) for field in fields] != [int, int, int, str, str, str]:
         return None
     announced = _Announcement(*fields)
-    return announced if announced.attempt >= 0 and is_run_id(announced.run_id) else None
+    are_names = is_run_id(announced.run_id) and is_run_id(announced.job) and is_world_key(announced.world)
+    return announced if announced.attempt >= 0 and are_names else None

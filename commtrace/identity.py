@@ -19,9 +19,10 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from commtrace import launchers
-from commtrace.agreement import Agreed, Agreement, Store
-from commtrace.config import FORWARDED, Config
+from commtrace.agreement import Agreed, Agreement, Name, Store, new_world_key
+from commtrace.config import FORWARDED, NOTES_VARIABLE, Config
 from commtrace.options import is_run_id
+from commtrace.trace.files.claims import Claim, Holder
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 
 _Answer = TypeVar("_Answer")
@@ -43,6 +44,7 @@ _LONGEST_SECONDS: Final = 30.0
 _ASK_AGAIN_SECONDS: Final = 0.02
 _ANSWER_SECONDS: Final = 0.1
 """A store on the other side of a network answers sooner. One whose connection is in use may answer hours later."""
+_RUN_ID: Final = "COMMTRACE_RUN_ID"
 _SIMULATED: Final = "fake"
 """torch's backend in whose jobs there is no rank but this one."""
 
@@ -54,8 +56,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Identity:
     """The run and rank of this process; constant once they are known."""
 
-    def __init__(self, config: Config, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: Config, environment: Mapping[str, str] | None = None, name: Name | None = None) -> None:
+        """``name`` names the run of a world on its rank 0, by default after the job; it may take long."""
         self._config = config
+        self._name_run: Name = name or (lambda job, world, attempt: job)
+        self._is_environment_given = environment is not None
+        self._is_name_read_again = False
         # Now: a script may change the launcher's variables, and its launcher may end before it.
         self._environment = dict(os.environ if environment is None else environment)
         self._shared_name = run_id(config, self._environment)
@@ -96,7 +102,13 @@ class Identity:
         while (found := self.found(place)) is None and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         if found is None:
-            alone = self._not_agreed("rank 0 has not announced one", place or current_place())
+            place = self._first_place or place or current_place()
+            is_alone = place is None or _is_alone(place)
+            alone = (
+                self.on_its_own(place or Place(0, 1))
+                if is_alone
+                else self._not_agreed("rank 0 has not announced one", place)
+            )
             found = self._found = self._found or alone
         while self._unreported() and not self._store_outlives_us() and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
@@ -155,23 +167,34 @@ class Identity:
         return agreement.unreported(self._connected(store))
 
     def _look(self, place: Place | None) -> Found | None:
+        self._read_name_again()
         # The first one that is seen: a job may give up its group and go on as a smaller one meanwhile.
         place = self._first_place = self._first_place or place or current_place()
         if place is None:
-            return self.on_its_own(self.launched_place() or Place(0, 1))
-        if place.world_size == 1 or place.backend == _SIMULATED:
-            return self.on_its_own(place)
+            place = self.launched_place() or Place(0, 1)
+            return self._alone(place) if _is_alone(place) else self.on_its_own(place)
+        if _is_alone(place):
+            return self._alone(place)
         store = _default_store()
         if store is None:
             return self.on_its_own(place) if self._shared_name else self._not_agreed("its store is gone", place)
         return self._asked(store, place)
+
+    def _read_name_again(self) -> None:
+        """Take the name that the script has given since this process started, which may have been before the job."""
+        if self._is_name_read_again or self._is_environment_given:
+            return
+        self._is_name_read_again = True
+        before, now = self._environment.get(_RUN_ID, ""), os.environ.get(_RUN_ID, "")
+        if now != before and is_run_id(now) and self._config.run_id == before:  # no other name was given to start()
+            self._shared_name = self._name = now
 
     def _asked(self, store: Store, place: Place) -> Found | None:
         if self._asked_at is None:
             self._asked_at = time.monotonic()
         if self._agreement is None:
             restarts = launchers.requeues(self._environment), launchers.worker_restarts(self._environment)
-            self._agreement = Agreement(place.rank, place.world_size, self._name, *restarts)
+            self._agreement = Agreement(place.rank, place.world_size, self._name, *restarts, name=self._name_run)
         try:
             found = self._answered("agreement", partial(self._ask_agreement, self._agreement, store, place))
         except (RuntimeError, NotImplementedError) as error:
@@ -219,7 +242,14 @@ class Identity:
 
     def on_its_own(self, place: Place) -> Found:
         """Return the identity of a process at ``place`` as this process alone knows it: not agreed on with others."""
-        return self._of(Agreed(self._name, attempt(self._environment)), place, None)
+        world = _world_of_process() if _is_alone(place) else ""
+        return self._of(Agreed(self._name, attempt(self._environment), world, self._name), place, None)
+
+    def _alone(self, place: Place) -> Found | None:
+        """Return the identity of a world of one rank; None while its run has no name."""
+        agreed = self.on_its_own(place)
+        run_id = self._answered("name", partial(self._name_run, agreed.job, agreed.world, agreed.attempt))
+        return None if run_id is None else agreed._replace(run_id=run_id)
 
     def _not_agreed(self, why: str, place: Place | None) -> Found:
         self._warn_of_no_agreement(why)
@@ -227,7 +257,10 @@ class Identity:
 
     def _of(self, agreed: Agreed, place: Place, store: Store | None) -> Found:
         local_rank = self._local_rank(place, store)
-        return Found(agreed.run_id, agreed.attempt, place.rank, local_rank, place.world_size, place.backend)
+        return Found(
+            agreed.run_id, agreed.attempt, place.rank, local_rank, place.world_size, place.backend, agreed.world,
+            agreed.job,
+        )  # fmt: skip
 
     def _local_rank(self, place: Place, store: Store | None) -> int:
         launched = launchers.position(self._environment)
@@ -244,12 +277,12 @@ class Identity:
             return 0
 
     def _warn_of_other_name(self, agreed: Found) -> None:
-        if self._shared_name and agreed.run_id != self._shared_name and self._is_first_of_its_node():
+        if self._shared_name and agreed.job != self._shared_name and self._is_first_of_its_node():
             _logger.warning(
                 "commtrace: the run is called %s on this node and %s on rank 0, and is recorded as %s. The launcher "
                 "has not given all nodes the same variables; COMMTRACE_RUN_ID is best set for all of them.",
                 self._shared_name,
-                agreed.run_id,
+                agreed.job,
                 agreed.run_id,
             )
 
@@ -317,6 +350,23 @@ class Found(NamedTuple):
     local_rank: int
     world_size: int
     backend: str
+    world: str = ""  # key of its world; empty if its ranks did not agree on one
+    job: str = ""  # name that the worlds of a job share
+
+
+def _is_alone(place: Place) -> bool:
+    return place.world_size == 1 or place.backend == _SIMULATED
+
+
+_own_world = 0, ""
+
+
+def _world_of_process() -> str:
+    """Return the key of the world that this process is by itself."""
+    global _own_world
+    if _own_world[0] != os.getpid():
+        _own_world = os.getpid(), new_world_key()
+    return _own_world[1]
 
 
 def collect(config: Config, found: Found) -> RankMetadata:
@@ -332,7 +382,7 @@ def collect(config: Config, found: Found) -> RankMetadata:
         world_size=found.world_size,
         host=host,
         node=config.node_id or host,
-        boot_id=_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "",
+        boot_id=boot_id(),
         pid=os.getpid(),
         backend=found.backend,
         device=device_name,
@@ -340,6 +390,8 @@ def collect(config: Config, found: Found) -> RankMetadata:
         versions=_versions(),
         environment=stored_settings(os.environ),
         anchor=clock_anchor(),
+        world=found.world,
+        job=found.job,
     )
 
 
@@ -361,9 +413,47 @@ def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
     return _name_of_launcher(environment) if launchers.is_on_one_node(environment) else ""
 
 
-def directory(config: Config, run_id: str) -> Path:
-    """Return the run directory: COMMTRACE_DIR, with the run's name in the place of ``{run_id}``."""
-    return Path(str(config.dir or DEFAULT_DIRECTORY).replace(RUN_ID_PLACE, run_id)).absolute()
+def directory(config: Config, run_id: str, job: str = "") -> Path:
+    """Return the run directory: COMMTRACE_DIR, with the run's name in the place of ``{run_id}``.
+
+    Without such a place, a world that has a name beside the job's gets a folder in it.
+    """
+    given = str(config.dir or DEFAULT_DIRECTORY)
+    if RUN_ID_PLACE not in given and job and run_id != job:
+        return Path(given).absolute() / run_id.removeprefix(f"{job}-")
+    return Path(given.replace(RUN_ID_PLACE, run_id)).absolute()
+
+
+def name_of_world(job: str, number: int) -> str:
+    """Return the name of the run of the ``number``-th world of a job, from 1."""
+    return job if number == 1 else f"{job}-world-{number}"
+
+
+class WorldNames:
+    """Names the runs of worlds by the first directory that no other world has: see commtrace/trace/files/claims.py."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._claim: Claim | None = None
+
+    def __call__(self, job: str, world: str, attempt: int) -> str | None:
+        """Return the name of a world's run; None if it is not settled yet. A file system may take long to answer."""
+        if self._claim is None:
+            own = Holder(
+                world, os.environ.get(NOTES_VARIABLE, ""), attempt, socket.gethostname(), boot_id(), os.getpid(),
+                time.time_ns(),
+            )  # fmt: skip
+            self._claim = Claim(own, lambda number: directory(self._config, name_of_world(job, number), job))
+        try:
+            number = self._claim.settle()
+        except OSError as error:  # the recording itself will say so, and try again
+            _logger.debug("commtrace: it is not known whether other worlds have the name %s: %s", job, error)
+            number = 1
+        return None if number is None else name_of_world(job, number)
+
+
+def boot_id() -> str:
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 
 def is_one_of_many(config: Config) -> bool:

@@ -29,14 +29,18 @@ class Job:
             for rank in range(world_size)
         ]
 
-    def asks(self, rank: Agreement) -> Agreed | None:
-        """A rank asks, for the first time from a process of its own."""
+    def asks(self, rank: Agreement) -> tuple[str, int] | None:
+        """A rank asks, for the first time from a process of its own, for the name and attempt."""
+        answer = self.agrees(rank)
+        return answer and (answer.run_id, answer.attempt)
+
+    def agrees(self, rank: Agreement) -> Agreed | None:
         self._monkeypatch.setattr(agreement, "_arrived_in", 0)
         answer = rank.reached(self.store)
         self._monkeypatch.setattr(agreement, "_arrived_in", os.getpid())
         return answer
 
-    def settles(self, ranks: list[Agreement]) -> list[Agreed | None]:
+    def settles(self, ranks: list[Agreement]) -> list[tuple[str, int] | None]:
         """All ask, in the order of their ranks, until all have been answered."""
         for rank in ranks:
             self.asks(rank)
@@ -110,7 +114,39 @@ def test_a_process_that_records_twice_is_no_second_attempt(job: Job) -> None:
 
     again = [Agreement(rank, 2, f"second name of {rank}") for rank in range(2)]
     assert again[1].reached(job.store) is None
-    assert [rank.reached(job.store) for rank in again] == [("second name of 0", 0)] * 2
+    assert [agreed and agreed[:2] for agreed in (rank.reached(job.store) for rank in again)] == [
+        ("second name of 0", 0)
+    ] * 2
+
+
+def test_the_ranks_of_a_world_have_one_key_and_those_of_another_one_have_another(job: Job) -> None:
+    def worlds(ranks: list[Agreement]) -> set[str]:
+        job.settles(ranks)
+        return {agreed.world for agreed in map(job.agrees, ranks) if agreed is not None}
+
+    trainers, restarted = worlds(job.starts(2)), worlds(job.starts(2, {0: 1}))
+    job.store = HashStore()
+    rollouts = worlds(job.starts(2))
+
+    assert [len(keys) for keys in (trainers, restarted, rollouts)] == [1, 1, 1]
+    assert len(trainers | restarted | rollouts) == 3
+
+
+def test_rank_0_announces_the_name_that_its_world_is_given_once_that_is_settled(job: Job) -> None:
+    names = iter([None, "job-world-2"])
+    asked = []
+
+    def name(job_name: str, world: str, attempt: int) -> str | None:
+        asked.append((job_name, attempt))
+        return next(names)
+
+    first = Agreement(0, 2, "job", requeues=1, name=name)
+    second = Agreement(1, 2, "job", requeues=1)
+    assert [job.asks(rank) for rank in (second, first, second)] == [None, None, None]
+    agreed = [job.agrees(first), job.agrees(second)]
+
+    assert asked == [("job", 1), ("job", 1)]
+    assert [one and (one.run_id, one.job) for one in agreed] == [("job-world-2", "job")] * 2
 
 
 def test_a_number_that_no_rank_has_told_ends_the_agreement(job: Job) -> None:
@@ -119,12 +155,25 @@ def test_a_number_that_no_rank_has_told_ends_the_agreement(job: Job) -> None:
         job.asks(job.starts(2)[1])
 
 
+def said_by_rank_0(
+    world_size: int, attempt: int, run_id: str, world: str = "0123456789abcdef", job: str = "a"
+) -> bytes:
+    return json.dumps([0, world_size, attempt, run_id, world, job]).encode()
+
+
+def test_what_rank_0_can_have_said_is_taken(job: Job) -> None:
+    job.store.set(KEY, said_by_rank_0(2, 0, "a").decode())
+
+    assert job.asks(job.starts(2)[1]) == ("a", 0)
+
+
 @pytest.mark.parametrize(
     "said",
     [
-        b"", b"{}", b"[0, 2, 0]", b"\xff", b"[0, 2, -1, \"a\"]", b"[0, 2, true, \"a\"]",
-        json.dumps([0, 2, 0, "../../etc"]).encode(), json.dumps([0, 2, 0, ""]).encode(),
-        json.dumps([0, 2, 0, "a\x1b[2J"]).encode(), json.dumps([0, 2, 0, "x" * 5000]).encode(), b"[" * 100_000,
+        b"", b"{}", b"[0, 2, 0]", b"\xff", said_by_rank_0(2, -1, "a"), said_by_rank_0(2, True, "a"),
+        said_by_rank_0(2, 0, "../../etc"), said_by_rank_0(2, 0, ""), said_by_rank_0(2, 0, "a\x1b[2J"),
+        said_by_rank_0(2, 0, "x" * 5000), said_by_rank_0(2, 0, "a", world="../a"), said_by_rank_0(2, 0, "a", job=""),
+        b"[" * 100_000,
     ],
 )  # fmt: skip
 def test_what_rank_0_cannot_have_said_is_not_taken(job: Job, said: bytes) -> None:

@@ -15,6 +15,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from commtrace import agreement, identity
+from commtrace.agreement import is_world_key
 from commtrace.config import Config
 from commtrace.identity import stored_settings
 
@@ -48,7 +49,11 @@ def test_a_process_of_its_own_is_named_after_itself() -> None:
     found = identity.Identity(Config(), {}).found()
 
     assert found is not None
-    assert found == identity.Found(found.run_id, attempt=0, rank=0, local_rank=0, world_size=1, backend="")
+    assert found == identity.Found(
+        found.run_id, attempt=0, rank=0, local_rank=0, world_size=1, backend="", world=found.world,
+        job=found.run_id,
+    )  # fmt: skip
+    assert is_world_key(found.world)
     assert found.run_id.endswith(f"-{os.getpid()}")
 
 
@@ -375,7 +380,7 @@ def test_a_rank_does_not_wait_for_a_request_of_another_thread(monkeypatch: pytes
     answer.set()
     harvester.join()
 
-    assert asked.found(place) == identity.Found("mine", 0, 0, 0, 2, "gloo")
+    assert asked.found(place) == identity.Found("mine", 0, 0, 0, 2, "gloo", job="mine")
 
 
 def test_a_store_that_does_not_answer_holds_up_nobody(

@@ -35,7 +35,7 @@ from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
-from commtrace.identity import Identity
+from commtrace.identity import Identity, WorldNames
 from commtrace.installation import warn_if_untried
 from commtrace.process_end import ExitCall, uncaught_exception
 from commtrace.recorder import Recorder, Sink
@@ -99,7 +99,7 @@ class Instrumentation:
         self._integrations = integrations
         self._open_observers = open_observers
         self._observers: Sequence[Observer] = ()
-        self._identity = Identity(config)
+        self._identity = Identity(config, name=WorldNames(config))
         core = self._engine.core
         native = None if core is None else Native(core, config.buffer_spans)
         self.recorder = Recorder(
@@ -327,7 +327,8 @@ class Instrumentation:
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         self._setup.discard()
-        directory = identity.directory(self.config, found.run_id)
+        directory = identity.directory(self.config, found.run_id, found.job)
+        self._marks.world = found.world
         metadata = identity.collect(self.config, found)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
             _logger.warning(

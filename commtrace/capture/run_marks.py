@@ -39,6 +39,7 @@ class RunMarks:
         unfinished: Callable[[], list[Launch]],
         device_watch: DeviceWatch,
     ) -> None:
+        self.world = ""  # key of the world of this recording
         self.has_ended = False
         self.has_left = False  # the default process group was destroyed in order, and none was made since
         self._recorded_left = False
@@ -165,7 +166,7 @@ class RunMarks:
         for group in groups.known_groups():
             if self._recorded_groups.get(group.id) != group:
                 self._recorded_groups[group.id] = group
-                yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
+                yield "process_group", group._replace(world=group.world or self.world).to_json()
 
     def _in_flight(self, activity: ActivityWatch) -> list[InFlight]:
         return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]

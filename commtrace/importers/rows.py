@@ -40,7 +40,7 @@ def mark_row(name: str, detail: object) -> Row:
 
 
 def group_rows(groups: Iterable[Group]) -> list[Row]:
-    return [mark_row("process_group", {**group._asdict(), "ranks": list(group.ranks)}) for group in groups]
+    return [mark_row("process_group", group.to_json()) for group in groups]
 
 
 def imported_rank(

@@ -30,7 +30,7 @@ from commtrace.synth.rows import NAMES, ROLES, StageColumns
 from commtrace.synth.simulation import StepTimes, ideal_step_ns, simulate
 from commtrace.trace import schema
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
-from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
@@ -312,15 +312,11 @@ def _write_rank(synthetic: Synthetic, directory: Path, rank: int, session: int, 
 def _marks(synthetic: Synthetic, trace: RankTrace) -> list[Row]:
     dropped = [_mark("dropped", dict(trace.dropped))] if trace.dropped else []
     return [
-        *(_mark("process_group", _group(one)) for one in trace.groups.values()),
+        *(_mark("process_group", one.to_json()) for one in trace.groups.values()),
         _mark("topology", synthetic.topology(trace.rank)),
         *(_mark("clock_anchor", asdict(anchor)) for anchor in trace.anchors[1:]),
         *dropped,
     ]
-
-
-def _group(one: Group) -> dict[str, object]:
-    return {**one._asdict(), "ranks": list(one.ranks)}
 
 
 def _mark(name: str, detail: object) -> Row:

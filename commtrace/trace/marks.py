@@ -10,7 +10,7 @@ ValueError: Expected `int`, got `str` - at `$.step`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from commtrace.trace import schema
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, is_plain_json
-from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
+from commtrace.trace.metadata import OUTSIDE, ClockAnchor, DeviceState, Group, Member, PeakMemory, RankMetadata
 from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, TriggeredDetail
 from commtrace.trace.topology import Count, Number, Step, Time, Topology, Word
 
@@ -31,6 +31,15 @@ _LARGEST_SUM: Final = 2**52
 
 Identity = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+_Peer = Annotated[int, Meta(ge=-1, lt=OUTSIDE + MOST_RANKS)]
+
+
+class _Member(Struct):
+    world: Word
+    run_id: Word
+    rank: Rank
+    host: Word
+    pid: Count
 
 
 class _Group(Struct):
@@ -41,6 +50,9 @@ class _Group(Struct):
     name: Word = ""
     description: Word = ""
     backend: Word = ""
+    world: Word = ""
+    members: Annotated[list[_Member | None], Meta(max_length=MOST_RANKS)] = []
+    key: Word = ""
 
 
 class _ClockAnchor(Struct):
@@ -55,7 +67,7 @@ class _InFlight(Struct, omit_defaults=True):
     operation: Word = "communication"
     group: Identity | UnsetType = UNSET
     seq: Number | UnsetType = UNSET
-    peer: Annotated[int, Meta(ge=-1, lt=MOST_RANKS)] | UnsetType = UNSET
+    peer: _Peer | UnsetType = UNSET
     bytes: Number | UnsetType = UNSET
     dtype: Word | UnsetType | None = UNSET
     is_async: bool | UnsetType = UNSET
@@ -70,7 +82,7 @@ class _Open(Struct):
     since: Time | None
 
 
-_Messages = tuple[Identity, bool, Annotated[int, Meta(ge=-1, lt=MOST_RANKS)], Time, Count]
+_Messages = tuple[Identity, bool, _Peer, Time, Count]
 
 
 # Written at the beginning, and by a rank that recorded nothing for two seconds. at: step, microbatch, chunk, stage;
@@ -206,7 +218,11 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
 def _read_group(text: str, most_ranks: int) -> dict[str, Any]:
     detail: dict[str, Any] = all_printable(msgspec.to_builtins(decode_json(text, _TYPES["process_group"])))
     _check_members(detail["ranks"], most_ranks)
-    return {**detail, "ranks": tuple(detail["ranks"])}
+    return {**detail, "ranks": tuple(detail["ranks"]), "members": _members(detail.get("members", ()))}
+
+
+def _members(details: Iterable[Mapping[str, Any] | None]) -> tuple[Member | None, ...]:
+    return tuple(None if detail is None else Member(**detail) for detail in details)
 
 
 def _check_members(ranks: list[int], most_ranks: int) -> None:
@@ -291,7 +307,7 @@ class Marks:
     def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
         """Collect a mark written at ``at_ns``; ignore unknown ones, and without a time also readings of the device."""
         if name == "process_group":
-            self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
+            self.groups[detail["id"]] = Group(**detail)
         elif name == "topology":
             self.topology = cast(Topology, {**self.topology, **detail})
         elif name == "dropped":

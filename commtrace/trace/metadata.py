@@ -84,6 +84,8 @@ class RankMetadata:
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     anchor: ClockAnchor = ClockAnchor(0, 0)
+    world: str = ""  # key of its world, equal on its ranks alone; empty if unknown
+    job: str = ""  # name that worlds started together share: a run id without the number of a world
 
     @property
     def most_ranks(self) -> int:
@@ -120,20 +122,69 @@ class RankMetadata:
 _WORDS: Final = tuple(one.name for one in fields(RankMetadata) if one.type in ("str", "dict[str, str]"))
 
 
-class Group(NamedTuple):
-    """A process group as recorded by one rank."""
+OUTSIDE: Final = MOST_RANKS
+"""A peer of ``OUTSIDE + n`` is the member with rank n in its group, of another world or of an unknown one."""
 
-    id: int  # 63 bits, equal on all members (group_id)
-    ranks: tuple[int, ...]  # global, ascending
+
+class Member(NamedTuple):
+    """A member of a group over several worlds, as it presents itself in the group's store."""
+
+    world: str  # key of its world
+    run_id: str
+    rank: int  # in its world
+    host: str
+    pid: int
+
+
+class Group(NamedTuple):
+    """A process group as recorded by one rank.
+
+    Its identity is its world together with its id: groups of different worlds may have equal ids. A group over several
+    worlds has ``members`` instead of ``ranks``, and its identity among worlds is its ``key``.
+    """
+
+    id: int  # 63 bits, equal on all members in a world (group_id, outside_group_id)
+    ranks: tuple[int, ...]  # in the world, ascending; empty if unknown
     ordinal: int  # among the groups of the same members, by creation
     role: str  # tp, pp, dp, world, …
     name: str = ""  # torch's in this process
     description: str = ""  # group_desc
     backend: str = ""  # nccl, gloo, …
+    world: str = ""  # key of the world in which this rank made it; empty in older files
+    members: tuple[Member | None, ...] = ()  # by their rank in the group; None: has not presented itself
+    key: str = ""  # equal on all members in all worlds; empty until they have exchanged it
 
     @property
     def size(self) -> int:
-        return len(self.ranks)
+        return len(self.ranks) or len(self.members)
+
+    @property
+    def is_over_worlds(self) -> bool:
+        """Return whether members may be of another world."""
+        return bool(self.members)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the detail of a mark ``process_group``: without what only groups over several worlds have."""
+        detail = {
+            **self._asdict(),
+            "ranks": list(self.ranks),
+            "members": [one and one._asdict() for one in self.members],
+        }
+        return {name: value for name, value in detail.items() if value or name not in _LATER_FIELDS}
+
+    def rank_in_world(self, peer: int, world: str) -> int:
+        """Return the rank in a world of a peer; the peer itself if it is no member that is known to be of that world.
+
+        Args:
+            peer: of a row: a rank, or :data:`OUTSIDE` and the rank in the group.
+        """
+        number = peer - OUTSIDE
+        member = self.members[number] if 0 <= number < len(self.members) else None
+        return peer if member is None or not world or member.world != world else member.rank
+
+
+_LATER_FIELDS: Final = frozenset({"world", "members", "key"})
+"""Of groups, empty in files of older versions."""
 
 
 def group_id(ranks: Sequence[int], ordinal: int) -> int:
@@ -142,7 +193,18 @@ def group_id(ranks: Sequence[int], ordinal: int) -> int:
     Names may differ between members; members and their groups' order of creation do not. With 100,000 groups the chance
     of a collision of these 63 bits is below 10⁻⁹.
     """
-    text = ",".join(map(str, sorted(ranks))) + f";{ordinal}"
+    return _number_of(",".join(map(str, sorted(ranks))) + f";{ordinal}")
+
+
+def outside_group_id(store: str, name: str, size: int, ordinal: int) -> int:
+    """Return a number for the ``ordinal``-th group of this name and size that meets at a store of its own.
+
+    It differs from those of :func:`group_id`. Members of one world name the store alike, those of others may not.
+    """
+    return _number_of(f"outside;{store};{name};{size};{ordinal}")
+
+
+def _number_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from commtrace.trace.metadata import RankMetadata
 
@@ -14,6 +14,23 @@ RUNS: Final = "runs"
 SUSPENDED: Final = "suspended"
 IN_KERNEL: Final = "in_kernel"
 GONE: Final = "gone"
+
+
+class Process(Protocol):
+    """A process and the epoch time, in ns, at which it was there for certain."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def boot_id(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def session(self) -> int: ...
+
 
 AskProcess = Callable[[RankMetadata], "str | None"]
 """Returns the state of a rank's process; None if it is unknown, as from another host."""
@@ -29,17 +46,17 @@ def unknown_process(metadata: RankMetadata) -> str | None:
     return None
 
 
-def process_state(metadata: RankMetadata) -> str | None:
+def process_state(process: Process) -> str | None:
     """Return ``runs``, ``suspended`` (SIGSTOP, debugger), ``in_kernel`` or ``gone``; None on another host or boot."""
-    if not metadata.boot_id or not _BOOT_ID.exists() or _BOOT_ID.read_text().strip() != metadata.boot_id:
+    if not process.boot_id or not _BOOT_ID.exists() or _BOOT_ID.read_text().strip() != process.boot_id:
         return None
-    if metadata.host != socket.gethostname():
+    if process.host != socket.gethostname():
         return None  # A container of the same machine: its process numbers are others.
     try:
-        after_name = Path(f"/proc/{metadata.pid}/stat").read_text().rpartition(")")[2].split()
+        after_name = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return GONE
-    if _started_ns(int(after_name[_START])) > metadata.session:
+    if _started_ns(int(after_name[_START])) > process.session:
         return GONE
     return _OF_LETTER.get(after_name[_STATE], RUNS)
 

@@ -70,7 +70,7 @@ SCHEMA: Final = pa.schema(
         ("bytes", pa.int64()),  # of the full tensor (docs/definitions.md)
         ("self_bytes", pa.int64()),  # uneven all_to_all: what goes to itself; sparse: 0; else -1
         ("dtype", _WORD),
-        ("peer", pa.int32()),  # global rank: P2P partner, or root of a rooted collective
+        ("peer", pa.int32()),  # P2P partner, or root of a rooted collective: its rank in the world, or OUTSIDE + n
         ("is_async", pa.bool_()),
         ("id", pa.int64()),  # of a communication: unique on this rank
         ("stalled_on", pa.int64()),  # of a stall: the id of the communication that it waited for

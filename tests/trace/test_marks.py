@@ -10,14 +10,26 @@ from typing import Any
 import pytest
 
 from commtrace.trace.marks import check_aggregates, read_mark
+from commtrace.trace.metadata import Group, Member
 from commtrace.trace.topology import Topology
 from tests.fuzz.mutators import DEEP_JSON
 
 GROUP = {"id": 7, "ranks": [0, 2], "ordinal": 0, "role": "dp", "name": "1", "description": "", "backend": "gloo"}
 
+MEMBER = {"world": "a", "run_id": "rollout", "rank": 5, "host": "b", "pid": 7}
+
+
+def test_a_group_over_worlds_comes_back_with_its_members() -> None:
+    detail = {**GROUP, "ranks": [], "world": "c", "key": "d", "members": [None, MEMBER]}
+    group = Group(**read_mark("process_group", json.dumps(detail), most_ranks=2))
+
+    assert group.members == (None, Member("a", "rollout", 5, "b", 7))
+    assert (group.size, group.world, group.key, group.is_over_worlds) == (2, "c", "d", True)
+    assert group.to_json() == detail
+
 
 def test_a_mark_comes_back_with_what_is_declared_of_it() -> None:
-    group = {**GROUP, "ranks": (0, 2)}
+    group = {**GROUP, "ranks": (0, 2), "world": "", "members": (), "key": ""}
     assert read_mark("process_group", json.dumps({**GROUP, "rack": 3}), most_ranks=4) == group
     assert read_mark("in_flight", '[{"seq": 3}]', most_ranks=4) == [{"seq": 3}]
     assert read_mark("topology", '{"parallel": {"tp": 2}}', most_ranks=4) == {"parallel": {"tp": 2}}
@@ -47,6 +59,9 @@ def test_a_mark_that_nobody_declared_is_passed_over() -> None:
         ("process_group", json.dumps({**GROUP, "ranks": [0, 4]})),
         ("process_group", json.dumps({**GROUP, "ranks": [-1]})),
         ("process_group", json.dumps({**GROUP, "id": 2**63})),
+        ("process_group", json.dumps({**GROUP, "members": [{"world": "a", "rank": 0}]})),
+        ("process_group", json.dumps({**GROUP, "members": [{**MEMBER, "rank": -1}]})),
+        ("process_group", json.dumps({**GROUP, "members": [{**MEMBER, "rank": 2**20}]})),
         ("process_group", json.dumps({**GROUP, "role": None})),
         ("process_group", "[]"),
         ("process_group", ""),

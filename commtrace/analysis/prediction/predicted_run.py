@@ -258,7 +258,7 @@ def _bytes_of_messages(outcome: Outcome, trace: RankTrace) -> int:
 
 def _marks(outcome: Outcome, trace: RankTrace) -> Iterator[Row]:
     for group in trace.groups.values():
-        yield _mark("process_group", {**group._asdict(), "ranks": list(group.ranks)})
+        yield _mark("process_group", group.to_json())
     facts: dict[str, object] = dict(trace.topology)
     facts.pop("process_start_ns", None)  # nothing lies before the first predicted step
     prediction = outcome.prediction

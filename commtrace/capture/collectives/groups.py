@@ -10,16 +10,17 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.identity import Place, current_place
-from commtrace.trace.metadata import UNKNOWN_ROLE, Group, group_id
+from commtrace.trace.metadata import OUTSIDE, UNKNOWN_ROLE, Group, group_id, outside_group_id
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
 
 _logger = logging.getLogger("commtrace")
 
@@ -195,7 +196,7 @@ class GroupRegistry:
         self.joining: Place | None = None  # in the job whose default group is being made, or was made
         self.place: Place | None = None  # in the largest world so far: a job may go on as a smaller one
         self._lock = threading.RLock()
-        self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}
+        self._ordinals: dict[object, itertools.count[int]] = {}
         self._references: dict[int, weakref.ref[ProcessGroup]] = {}
         self._history: dict[int, Group] = {}
         self._followers: list[Callable[[ProcessGroup, GroupState], None]] = []
@@ -268,21 +269,33 @@ class GroupRegistry:
 
     def _register(self, process_group: ProcessGroup) -> GroupState:
 
-        ranks_by_group_rank = _global_ranks(process_group)
-        ranks = tuple(sorted(ranks_by_group_rank)) if _has_members_of_this_world(process_group) else ()
-        ordinal = next(self._ordinals.setdefault(ranks, itertools.count()))
+        place = current_place()
+        if place is not None and (self.place is None or self.place.world_size <= place.world_size):
+            self.place = place
         group = Group(
-            id=group_id(ranks, ordinal),
-            ranks=ranks,
-            ordinal=ordinal,
+            id=0,
+            ranks=(),
+            ordinal=0,
             role=_role_from_description(process_group),
             name=_text(process_group, "group_name"),
             description=_text(process_group, "group_desc"),
             backend=_backend_name(process_group),
         )
-        place = current_place()
-        if place is not None and (self.place is None or self.place.world_size <= place.world_size):
-            self.place = place
+        if is_of_this_world(process_group):
+            ranks_by_group_rank = _global_ranks(process_group)
+            ranks = tuple(sorted(ranks_by_group_rank))
+            ordinal = self._next_ordinal(ranks)
+            group = group._replace(id=group_id(ranks, ordinal), ranks=ranks, ordinal=ordinal)
+        else:
+            size = process_group.size()
+            # Its members have ranks of their own worlds, which are not known yet, but for this one's.
+            ranks_by_group_rank = [OUTSIDE + number for number in range(size)]
+            if place is not None and 0 <= process_group.rank() < size:
+                ranks_by_group_rank[process_group.rank()] = place.rank
+            store = store_name(store_of(process_group))
+            ordinal = self._next_ordinal((store, group.name, size))
+            number = outside_group_id(store, group.name, size, ordinal)
+            group = group._replace(id=number, ordinal=ordinal, members=(None,) * size)
         nccl = nccl_backend(process_group)
         counters = None
         if self._make_counters is not None:
@@ -296,6 +309,9 @@ class GroupRegistry:
         for follower in tuple(self._followers):
             follower(process_group, state)
         return state
+
+    def _next_ordinal(self, members: object) -> int:
+        return next(self._ordinals.setdefault(members, itertools.count()))
 
     def _tell_skipped(self, state: GroupState) -> None:
         counters = state.collective_seq
@@ -325,22 +341,55 @@ def _global_ranks(process_group: ProcessGroup) -> list[int]:
     return list(range(process_group.size()))
 
 
-def _has_members_of_this_world(process_group: ProcessGroup) -> bool:
-    """Return whether the ranks in a group, or those that torch knows it by, can be ranks of this job.
+def is_of_this_world(process_group: ProcessGroup) -> bool:
+    """Return whether all members of a group are ranks of this world, as far as this process can tell.
 
-    A group that torch did not make may join several jobs, as torchft's join replicas that are jobs of their own.
+    A program may join worlds: trainers and rollout engines by a group for their weights, torchft replicas that are
+    jobs of their own. Such a group does not meet at the store of the default group, at which torch's own groups do.
     """
     from torch.distributed import ProcessGroup, distributed_c10d
 
     world = distributed_c10d._world
-    if world.pg_group_ranks.get(process_group):
+    if process_group is world.default_pg:
         return True
+    store, of_world = store_of(process_group), store_of(world.default_pg)
+    if store is not None and of_world is not None and not _is_same_store(store, of_world):
+        return False
+    ranks = world.pg_group_ranks.get(process_group)
+    if ranks:
+        place = current_place()
+        return place is None or (max(ranks) < place.world_size and ranks.get(place.rank) == process_group.rank())
     if type(process_group) is not ProcessGroup and isinstance(process_group, ProcessGroup):
         return False  # it is written in Python
     if world.default_pg is not None:
         return process_group.size() <= world.default_pg.size()
     launched = launchers.position(os.environ)
     return process_group.size() <= (1 if launched is None else launched.world_size)
+
+
+def store_of(process_group: ProcessGroup | None) -> Store | None:
+    """Return the store at which the members of a group meet, without its prefixes; None if torch does not know it."""
+    from torch.distributed import distributed_c10d
+
+    known = None if process_group is None else distributed_c10d._world.pg_map.get(process_group)
+    store: Any = None if known is None else known[1]
+    while store is not None and hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    bottom: Store | None = store
+    return bottom
+
+
+def store_name(store: Store | None) -> str:
+    """Return a name of a store by its address or path, which its users in one world give alike; empty if unknown."""
+    host, port, path = (getattr(store, attribute, None) for attribute in ("host", "port", "path"))
+    if host is not None and port is not None:
+        return f"{host}:{port}"
+    return "" if path is None else str(path)
+
+
+def _is_same_store(store: Store, other: Store) -> bool:
+    name = store_name(store)
+    return store is other or (bool(name) and type(store) is type(other) and name == store_name(other))
 
 
 def _text(process_group: ProcessGroup, attribute: str) -> str:

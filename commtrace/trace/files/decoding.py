@@ -14,9 +14,9 @@ from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.files.exactness import exact_ends, exact_starts
-from commtrace.trace.inputs import printable
+from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import OUTSIDE, RankMetadata
 from commtrace.trace.run import RankTrace
 from commtrace.trace.selection import StepRange
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
@@ -364,4 +364,6 @@ def possible_rows(spans: Spans, most_ranks: Int64) -> Bool:
     for name in _AT_LEAST_NONE:
         possible &= getattr(spans, name) >= schema.NOT_APPLICABLE
     possible &= (spans.bytes < _MOST_BYTES) & (spans.self_bytes < _MOST_BYTES)
-    return np.asarray(possible & (spans.peer < most_ranks))
+    is_rank = spans.peer < most_ranks
+    is_outside = (spans.peer >= OUTSIDE) & (spans.peer < OUTSIDE + MOST_RANKS)
+    return np.asarray(possible & (is_rank | is_outside))

@@ -1,0 +1,168 @@
+"""Give each world of a job a run directory of its own, also where several begin at the same instant.
+
+The ranks of one world share a directory. A second world under the same name, as the rollout engines of a job whose
+trainers have begun, takes the next one; a world that follows one that has ended, as a restart or a run by hand, goes
+on in its directory. ``world-0000.json`` in a run directory says which world has it; each further holder makes the file
+of the next number, which only one process can.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from commtrace.trace.files.safe_files import open_new
+from commtrace.trace.processes import GONE, process_state
+
+_CLAIM: Final = re.compile(r"world-(\d{4,9})\.json")
+_RANK_DIRECTORIES: Final = "rank-*"
+_MOST_BYTES: Final = 4_096
+_MOST_WORLDS: Final = 1_000
+
+_SILENT_SECONDS: Final = 60.0
+"""A recording writes every ten seconds at least; a file system on the network may show it late."""
+_WATCHED_SECONDS: Final = 15.0
+"""A restart on other hosts looks so long whether the world before it still writes."""
+
+
+class Holder(NamedTuple):
+    """A world that has a directory, and the process that took it; ``session`` is its epoch time in ns."""
+
+    world: str
+    launch: str  # equal for all that one `commtrace run` has started; empty without one
+    attempt: int
+    host: str
+    boot_id: str
+    pid: int
+    session: int
+
+
+class Claim:
+    """One world on its way to a directory.
+
+    Args:
+        own: the world; ``session`` is now.
+        folder: returns the ``n``-th directory that the world may have, from 1.
+        now: clock, in seconds.
+    """
+
+    def __init__(self, own: Holder, folder: Callable[[int], Path], now: Callable[[], float] = time.monotonic) -> None:
+        self._own, self._folder, self._now = own, folder, now
+        self._number = 1
+        self._watched: tuple[float, float] | None = None  # last write of a holder that may have ended, seen since
+
+    def settle(self) -> int | None:
+        """Return the number of the directory that is the world's now; None: ask again.
+
+        Raises:
+            OSError: a directory cannot be made or read.
+        """
+        while self._number <= _MOST_WORLDS:
+            is_ours = self._take(self._folder(self._number))
+            if is_ours is None:
+                return None
+            if is_ours:
+                return self._number
+            self._number, self._watched = self._number + 1, None
+        raise FileExistsError(f"{_MOST_WORLDS} worlds hold {self._folder(1)} and the directories beside it")
+
+    def _take(self, folder: Path) -> bool | None:
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            newest = _newest_claim(folder)
+            if newest is not None:
+                holder = _read(newest)
+                if holder is not None and holder.world == self._own.world:
+                    return True
+                is_held = self._is_held(folder, newest, holder)
+                if is_held is not False:
+                    return None if is_held is None else False
+            number = 0 if newest is None else _number(newest) + 1
+            try:
+                descriptor = open_new(folder / f"world-{number:04d}.json")
+            except FileExistsError:
+                continue  # another world was faster
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(json.dumps(self._own._asdict()))
+            return True
+
+    def _is_held(self, folder: Path, claim: Path, holder: Holder | None) -> bool | None:
+        """Return whether the world of a claim is still there; None: look again."""
+        if holder is not None and (holder.host, holder.boot_id, holder.pid) == (
+            self._own.host, self._own.boot_id, self._own.pid,
+        ):  # fmt: skip
+            return False  # an earlier world of this very process
+        if holder is not None and self._is_beside(holder):
+            return True
+        state = None if holder is None else process_state(holder)
+        if state is not None:
+            return state != GONE
+        written = _last_write(folder, claim)
+        if _clock_of(folder) - written > _SILENT_SECONDS:
+            return False
+        if holder is None or self._own.attempt <= holder.attempt:
+            return True
+        if self._watched is None or self._watched[0] != written:
+            is_first = self._watched is None
+            self._watched = written, self._now()
+            return None if is_first else True
+        return None if self._now() - self._watched[1] < _WATCHED_SECONDS else False
+
+    def _is_beside(self, holder: Holder) -> bool:
+        # Also where it has ended by now: one launch of two jobs, or of worlds of which one was short.
+        return bool(holder.launch) and holder.launch == self._own.launch and self._own.attempt <= holder.attempt
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Return the world that has a run directory; None if that is not known."""
+    newest = _newest_claim(folder)
+    return None if newest is None else _read(newest)
+
+
+def _newest_claim(folder: Path) -> Path | None:
+    claims = [Path(entry.path) for entry in os.scandir(folder) if _CLAIM.fullmatch(entry.name)]
+    return max(claims, key=_number, default=None)
+
+
+def _number(claim: Path) -> int:
+    match = _CLAIM.fullmatch(claim.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _read(claim: Path) -> Holder | None:
+    """Return the holder in a claim; None while it is being written, or if it is damaged."""
+    try:
+        with claim.open("rb") as file:
+            detail = json.loads(file.read(_MOST_BYTES))
+        holder = Holder(*(detail[name] for name in Holder._fields))
+    except (KeyError, OSError, TypeError, ValueError):
+        return None
+    return holder if [type(value) for value in holder] == [str, str, int, str, str, int, int] else None
+
+
+def _last_write(folder: Path, claim: Path) -> float:
+    """Return the time of the last change to the files of a run, by the clock of its file system."""
+    times = [claim.stat().st_mtime]
+    for rank in folder.glob(_RANK_DIRECTORIES):
+        for entry in os.scandir(rank):
+            try:
+                times.append(entry.stat().st_mtime)
+            except FileNotFoundError:  # a running job deletes to keep to its budget
+                continue
+    return max(times)
+
+
+def _clock_of(folder: Path) -> float:
+    """Return the present by the clock of a file system, which may be another host's."""
+    probe = folder / f".clock-{os.getpid()}-{time.time_ns()}"
+    os.close(open_new(probe))
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()

@@ -18,6 +18,7 @@ from commtrace.errors import ConfigurationError, InstallationError
 from commtrace.installation import import_pyarrow
 
 if TYPE_CHECKING:
+    from commtrace.agreement import Predecessor
     from commtrace.capture.instrumentation import Instrumentation, OpenObservers
 
 _logger = logging.getLogger("commtrace")
@@ -178,12 +179,27 @@ def _stop() -> None:
             raise
 
 
-def _started(config: Config) -> Instrumentation:
+def _go_on(config: Config, predecessor: Predecessor) -> None:
+    """Record on in another world of this process: its ranks, and so its files, are others. Never raises."""
+    global _current
+    try:
+        with _lock:
+            session, _current = _current, None
+            if session is not None:
+                session.stop()
+                with _starting:
+                    _current = _started(config, predecessor)
+    except Exception:
+        _logger.exception("commtrace could not go on in another world and is off in this process")
+
+
+def _started(config: Config, predecessor: Predecessor | None = None) -> Instrumentation:
     # Imported here: `import commtrace` alone must cost nothing.
     from commtrace.capture.instrumentation import Instrumentation
     from commtrace.integrations import INTEGRATIONS
 
-    session = Instrumentation(config, INTEGRATIONS, _open_observers(config))
+    go_on = functools.partial(_go_on, config)
+    session = Instrumentation(config, INTEGRATIONS, _open_observers(config), predecessor, go_on)
     try:
         session.start()
         _end_at_exit(session)

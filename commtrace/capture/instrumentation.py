@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from commtrace import identity
+from commtrace.agreement import Predecessor
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.groups import GroupRegistry
@@ -80,6 +81,9 @@ Hang = Callable[[], "HangReport | None"]
 OpenObservers = Callable[[RankMetadata, Path, Recorder, Hang, Callable[[], str]], Sequence[Observer]]
 """Opens what looks on beside the trace, when the rank is known; called on the harvester thread."""
 
+GoOn = Callable[[Predecessor], None]
+"""Ends this recording and begins one for another world in the same process."""
+
 Install = Callable[[Tracer], Callable[[], None]]
 """An integration: installs itself and returns what takes it out again."""
 
@@ -92,6 +96,8 @@ class Instrumentation:
         config: Config,
         integrations: Sequence[tuple[str, Install]] = (),
         open_observers: OpenObservers | None = None,
+        predecessor: Predecessor | None = None,
+        go_on: GoOn | None = None,
     ) -> None:
         warn_if_untried("torch", _torch_version())
         self.config = config
@@ -99,7 +105,11 @@ class Instrumentation:
         self._integrations = integrations
         self._open_observers = open_observers
         self._observers: Sequence[Observer] = ()
-        self._identity = Identity(config, name=WorldNames(config))
+        self._identity = Identity(config, predecessor=predecessor)
+        self._identity.name_worlds(WorldNames(config, self._identity.predecessors))
+        self._go_on = go_on
+        self._is_first = predecessor is None  # recording of this process
+        self._has_joined = False
         core = self._engine.core
         native = None if core is None else Native(core, config.buffer_spans)
         self.recorder = Recorder(
@@ -121,6 +131,7 @@ class Instrumentation:
             groups=GroupRegistry(config.skip_roles, None if native is None else native.make_counters),
             detail=DetailPlan(config.sample),
             native=native,
+            first_step=0 if predecessor is None else predecessor.first_step,
         )
         self._modules = ModuleSelection(self.tracer, config.modules)
         self._triggers = Triggers(self.tracer, self._modules)
@@ -180,7 +191,7 @@ class Instrumentation:
             self._install(PEAK_MEMORY, peak_memory.install, peak_memory.uninstall)
         for name, install in (
             (hooks.COMPILER, hooks.keep_compiler_out),
-            (group_lifecycle.CREATION, group_lifecycle.watch_creation),
+            (group_lifecycle.CREATION, self._install_creation),
             (group_lifecycle.MESH_NAMES, group_lifecycle.watch_meshes),
             (group_lifecycle.DESTRUCTION, self._install_destruction),
             (waits.FUTURES, self._install_futures),
@@ -202,6 +213,7 @@ class Instrumentation:
         ranks_per_node = identity.ranks_per_node()
         if ranks_per_node is not None:
             self.tracer.set_topology({"ranks_per_node": ranks_per_node})
+        self._has_joined = _is_initialized()
         self._setup.start()
         self.recorder.start()
 
@@ -259,6 +271,19 @@ class Instrumentation:
         except Exception:
             _logger.exception("commtrace could not stop cleanly; its files may miss the last second")
 
+    def _joined(self) -> bool:
+        """Handle a new default group; return True if another recording goes on in the world that it makes."""
+        place = identity.current_place()
+        if not self._has_joined or place is None or self._go_on is None or not self.recorder.recording:
+            self._has_joined = True
+            return False
+        if self._identity.goes_on_at(place):
+            return False
+        found = self._identity.settled(0.0)
+        next_step = max(self.tracer.latest_step + 1, self._identity.first_step)
+        self._go_on(Predecessor(found.world, found.job, found.attempt, next_step))
+        return True
+
     def _left(self) -> None:
         """Write what there is once the default group is destroyed: many a launcher kills the process from here on."""
         self._marks.has_left = True
@@ -308,6 +333,11 @@ class Instrumentation:
             self.tracer.failed(name, error)
             uninstall()
 
+    def _install_creation(self, tracer: Tracer) -> Callable[[], None]:
+        from commtrace.capture.collectives import group_lifecycle
+
+        return group_lifecycle.watch_creation(tracer, self._joined)
+
     def _install_destruction(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture.collectives import group_lifecycle
 
@@ -327,6 +357,8 @@ class Instrumentation:
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         self._setup.discard()
+        late = self.tracer.count_from(self._identity.first_step)
+        self.recorder.renumber = None if late is None else late.renumber
         directory = identity.directory(self.config, found.run_id, found.job)
         self._marks.world = found.world
         metadata = identity.collect(self.config, found)
@@ -344,7 +376,7 @@ class Instrumentation:
         )
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
         writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor()))])
-        announce(directory, metadata)
+        announce(directory, metadata, is_new=self._is_first)
         if metadata.rank == 0 and identity.is_one_of_many(self.config):
             try:
                 link_as_latest(directory)
@@ -430,13 +462,13 @@ def _device_clock(native: Native | None) -> CudaClock | NativeClock | None:
     return CudaClock() if native is None else NativeClock(native.core, torch.cuda)
 
 
-def announce(directory: Path, metadata: RankMetadata) -> None:
-    """Note the rank's folder for ``commtrace run`` on this node; without one, print it on rank 0."""
+def announce(directory: Path, metadata: RankMetadata, *, is_new: bool = True) -> None:
+    """Note the rank's folder for ``commtrace run`` on this node; without one, print it on rank 0 of a new job."""
     is_noted = _note(rank_directory(directory, metadata.rank))
     if metadata.rank == 0:
         if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
             _logger.info("commtrace records to %s", directory)
-        elif not is_noted:
+        elif is_new and not is_noted:
             _print(f"commtrace: recording to {directory}. Read it with: commtrace summary {directory}")
     if metadata.local_rank == 0 and _lacks_variables():
         _logger.warning(

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -49,10 +49,17 @@ class Claim:
         own: the world; ``session`` is now.
         folder: returns the ``n``-th directory that the world may have, from 1.
         now: clock, in seconds.
+        predecessors: keys of worlds whose processes make this one: it goes on in their directory.
     """
 
-    def __init__(self, own: Holder, folder: Callable[[int], Path], now: Callable[[], float] = time.monotonic) -> None:
-        self._own, self._folder, self._now = own, folder, now
+    def __init__(
+        self,
+        own: Holder,
+        folder: Callable[[int], Path],
+        now: Callable[[], float] = time.monotonic,
+        predecessors: Set[str] = frozenset(),
+    ) -> None:
+        self._own, self._folder, self._now, self._predecessors = own, folder, now, predecessors
         self._number = 1
         self._watched: tuple[float, float] | None = None  # last write of a holder that may have ended, seen since
 
@@ -97,6 +104,8 @@ class Claim:
             self._own.host, self._own.boot_id, self._own.pid,
         ):  # fmt: skip
             return False  # an earlier world of this very process
+        if holder is not None and holder.world in self._predecessors:
+            return False
         if holder is not None and self._is_beside(holder):
             return True
         state = None if holder is None else process_state(holder)

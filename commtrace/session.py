@@ -151,18 +151,22 @@ def _failed(error: Exception) -> None:
 
 
 def _start(config: Config | None) -> None:
-    global _current, _is_to_stop
     if _current is not None or _starting.locked():
         _logger.warning("commtrace is already recording; call commtrace.stop() before starting it again")
         return
     chosen = Config.from_env() if config is None else config
     if chosen.enabled:
         import_pyarrow()
-        _is_to_stop = False
-        with _starting:
-            _current = _started(chosen)
-        if _is_to_stop:
-            stop()
+        _begin(chosen)
+
+
+def _begin(config: Config, predecessor: Predecessor | None = None) -> None:
+    global _current, _is_to_stop
+    _is_to_stop = False
+    with _starting:
+        _current = _started(config, predecessor)
+    if _is_to_stop:
+        stop()
 
 
 def _stop() -> None:
@@ -181,16 +185,13 @@ def _stop() -> None:
 
 def _go_on(config: Config, predecessor: Predecessor) -> None:
     """Record on in another world of this process: its ranks, and so its files, are others. Never raises."""
-    global _current
+    stop()
     try:
         with _lock:
-            session, _current = _current, None
-            if session is not None:
-                session.stop()
-                with _starting:
-                    _current = _started(config, predecessor)
+            if _current is None:
+                _begin(config, predecessor)
     except Exception:
-        _logger.exception("commtrace could not go on in another world and is off in this process")
+        _logger.exception("commtrace could not go on in another world, and is off in this process")
 
 
 def _started(config: Config, predecessor: Predecessor | None = None) -> Instrumentation:

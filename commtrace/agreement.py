@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace.options import is_run_id
+from commtrace.trace.metadata import is_world_key, new_world_key
 
 _PREFIX: Final = "commtrace/run"
 _ARRIVALS: Final = f"{_PREFIX}/arrivals"
@@ -78,16 +77,6 @@ class _Announcement(NamedTuple):
     run_id: str
     world: str
     job: str
-
-
-def new_world_key() -> str:
-    """Return a key that no other world has."""
-    return secrets.token_hex(8)
-
-
-def is_world_key(text: str) -> bool:
-    """Return whether this can be a world's key."""
-    return re.fullmatch("[0-9a-f]{16}", text) is not None
 
 
 Name: TypeAlias = "Callable[[str, str, int], str | None]"
@@ -153,9 +142,10 @@ class Agreement:
             return 0
         return max(0, self._world_size - 1 - store.add(f"{_PREFIX}/heard/{self._round}", 0))
 
-    def local_rank(self, store: Store, host: str) -> int:
-        """Return the number of this rank among those of its host, in the order in which they ask."""
-        for number in range(self._world_size):
+    def local_rank(self, store: Store, host: str, wanted: int | None = None) -> int:
+        """Return a number that no other rank of the host has: ``wanted``, else the first that is free."""
+        numbers: list[int] = [*([] if wanted is None else [wanted]), *range(self._world_size)]
+        for number in numbers:
             holder = store.compare_set(f"{_PREFIX}/hosts/{host}/{number}", "", str(self._rank))
             if holder == str(self._rank).encode():
                 return number
@@ -206,8 +196,13 @@ class Agreement:
 
 def _reunion(store: Store) -> str:
     """Return a prefix for the present meeting at a store, the same for all who have come to it as often as this one."""
-    process = f"{socket.gethostname()}/{os.getpid()}"
+    # Numbers of processes are not enough: two containers may have the same.
+    process = _names.setdefault(os.getpid(), secrets.token_hex(8))
     return f"{_REUNION}/{store.add(f'{_REUNION}/came/{process}', 1)}"
+
+
+_names: Final[dict[int, str]] = {}
+"""Of this process, by its number: a forked child has another one."""
 
 
 def is_same_world(

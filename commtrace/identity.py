@@ -19,11 +19,12 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from commtrace import launchers
-from commtrace.agreement import Agreed, Agreement, Name, Predecessor, Seat, Store, is_same_world, new_world_key
+from commtrace.agreement import Agreed, Agreement, Name, Seat, Store, is_same_world
+from commtrace.agreement import Predecessor as Predecessor
 from commtrace.config import FORWARDED, NOTES_VARIABLE, Config
 from commtrace.options import is_run_id
 from commtrace.trace.files.claims import Claim, Holder, holder_of
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import ClockAnchor, RankMetadata, new_world_key
 from commtrace.trace.processes import GONE, process_state
 
 _Answer = TypeVar("_Answer")
@@ -91,7 +92,7 @@ class Identity:
         self._first_place: Place | None = None
         self._needs_no_others = False
         self._connection: Store | None = None
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, StoreRequest] = {}
         self._missing = 1  # until the store has told
 
     def name_worlds(self, name: Name) -> None:
@@ -266,7 +267,7 @@ class Identity:
         """
         request = self._requests.get(about)
         if request is None:
-            request = self._requests[about] = _Request(ask)
+            request = self._requests[about] = StoreRequest(ask)
         if not request.has_ended(_ANSWER_SECONDS):
             return None
         self._requests.pop(about, None)  # another thread may have had the same answer
@@ -302,7 +303,7 @@ class Identity:
             return is_alike
         seat = Seat(found.world, found.rank, found.world_size)
         ask = partial(is_same_world, store, seat, place[:2], _REUNION_SECONDS)
-        request = _Request(ask)
+        request = StoreRequest(ask)
         try:
             return bool(request.answer()) if request.has_ended(_REUNION_SECONDS + _ANSWER_SECONDS) else is_alike
         except (RuntimeError, NotImplementedError) as error:
@@ -327,18 +328,25 @@ class Identity:
         )  # fmt: skip
 
     def _local_rank(self, place: Place, store: Store | None) -> int:
-        launched = launchers.position(self._environment)
+        environment: Mapping[str, str] = self._environment
+        launched = launchers.position(environment)
         if launched is None or launched[:2] != place[:2]:
-            launched = launchers.position(os.environ)  # a script may have set them for itself
-        if launched is not None and launched[:2] == place[:2] and launched.local_rank is not None:
-            return launched.local_rank
+            environment = os.environ  # a script may have set them for itself
+            launched = launchers.position(environment)
+        number = None
+        if launched is not None and launched[:2] == place[:2]:
+            number = launched.local_rank
+            if number is not None and launchers.counts_ranks_of_node(environment):
+                return number
         if store is None or self._agreement is None:
-            return 0
+            return number or 0
+        # Ray gives every process its own devices and says 0 to all: a number holds if no other rank of the host has it.
+        host = f"{self._config.node_id or socket.gethostname()}/{boot_id()}"
         try:
-            return self._agreement.local_rank(store, self._config.node_id or socket.gethostname())
+            return self._agreement.local_rank(store, host, number)
         except (RuntimeError, NotImplementedError) as error:
             _logger.debug("commtrace: the number of this rank on its host is not known: %s", error)
-            return 0
+            return number or 0
 
     def _warn_of_other_name(self, agreed: Found) -> None:
         if self._shared_name and agreed.job != self._shared_name and self._is_first_of_its_node():
@@ -365,7 +373,7 @@ class Identity:
         return not launchers.local_rank(self._environment)
 
 
-class _Request:
+class StoreRequest:
     """A question to a store, asked on a thread of its own: no store says how long it takes to answer."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
@@ -502,12 +510,8 @@ class WorldNames:
     def __call__(self, job: str, world: str, attempt: int) -> str | None:
         """Return the name of a world's run; None if it is not settled yet. A file system may take long to answer."""
         if self._claim is None:
-            own = Holder(
-                world, os.environ.get(NOTES_VARIABLE, ""), attempt, socket.gethostname(), boot_id(), os.getpid(),
-                time.time_ns(),
-            )  # fmt: skip
             folder = partial(self._directory, job)
-            self._claim = Claim(own, folder, predecessors=self._predecessors)
+            self._claim = Claim(_holder(world, attempt), folder, predecessors=self._predecessors)
         try:
             number = self._claim.settle()
         except OSError as error:  # the recording itself will say so, and try again
@@ -517,6 +521,30 @@ class WorldNames:
 
     def _directory(self, job: str, number: int) -> Path:
         return directory(self._config, name_of_world(job, number), job)
+
+
+def own_directory(config: Config, found: Found, predecessors: Set[str] = frozenset()) -> Path:
+    """Return the run directory of a rank, which another world holds if nodes have disks of their own.
+
+    ``predecessors`` are the keys of worlds that its processes were in before.
+    """
+    of_world = directory(config, found.run_id, found.job)
+    if not found.world:
+        return of_world
+    own = directory(config, f"{found.run_id}-{found.world}", found.job)
+    try:
+        holder = _holder(found.world, found.attempt)
+        claim = Claim(holder, lambda number: of_world if number == 1 else own, predecessors=predecessors)
+        is_ours = claim.settle() == 1
+    except OSError as error:  # the recording itself will say so, and try again
+        _logger.debug("commtrace: it is not known whether another world has %s: %s", of_world, error)
+        is_ours = True
+    return of_world if is_ours else own
+
+
+def _holder(world: str, attempt: int) -> Holder:
+    launch = os.environ.get(NOTES_VARIABLE, "")
+    return Holder(world, launch, attempt, socket.gethostname(), boot_id(), os.getpid(), time.time_ns())
 
 
 def boot_id() -> str:

@@ -72,6 +72,12 @@ def local_rank(environment: Mapping[str, str]) -> int | None:
     return _number(environment.get("LOCAL_RANK")) if found is None else found.local_rank
 
 
+def counts_ranks_of_node(environment: Mapping[str, str]) -> bool:
+    """Return False if the number on the node comes without their count, as Ray says 0 to all of them."""
+    found = position(environment)
+    return "LOCAL_RANK" not in environment or (found is not None and found.local_world_size is not None)
+
+
 def job_name(environment: Mapping[str, str]) -> str:
     """Return the launcher's name of the job on all nodes alike, a rendezvous id or ``slurm-JOB.STEP``; else ""."""
     rendezvous = environment.get("TORCHELASTIC_RUN_ID", "")

@@ -182,6 +182,16 @@ def test_what_rank_0_cannot_have_said_is_not_taken(job: Job, said: bytes) -> Non
     assert job.asks(job.starts(2)[1]) is None
 
 
+def test_a_number_that_several_ranks_of_a_host_were_told_is_that_of_one_of_them() -> None:
+    store = HashStore()
+    ranks = [Agreement(rank, 4, "a") for rank in range(4)]
+
+    told = [(0, "left"), (0, "left"), (1, "right"), (0, "right")]
+    for _ in range(2):
+        numbers = [rank.local_rank(store, host, wanted) for rank, (wanted, host) in zip(ranks, told, strict=True)]
+        assert numbers == [0, 1, 1, 0]
+
+
 def test_ranks_are_numbered_on_each_host_and_keep_their_number() -> None:
     store = HashStore()
     ranks = [Agreement(rank, 4, "a") for rank in range(4)]

@@ -15,9 +15,9 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from commtrace import agreement, identity
-from commtrace.agreement import is_world_key
 from commtrace.config import Config
 from commtrace.identity import stored_settings
+from commtrace.trace.metadata import is_world_key
 
 
 def test_the_name_that_is_given_wins() -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from commtrace import identity
-from commtrace.agreement import Predecessor
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
+from commtrace.capture.collectives.group_members import GroupMembers
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock
@@ -37,6 +37,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
 from commtrace.identity import Identity, WorldNames
+from commtrace.identity import Predecessor as Predecessor
 from commtrace.installation import warn_if_untried
 from commtrace.process_end import ExitCall, uncaught_exception
 from commtrace.recorder import Recorder, Sink
@@ -44,7 +45,7 @@ from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.writer import SegmentWriter, link_as_latest, rank_directory, segment_paths
 from commtrace.trace.hang_report import HangReport
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import Member, RankMetadata
 from commtrace.trace.schema import MarkDetail, mark_row
 from commtrace.trace.selection import DetailPlan, StepRange
 
@@ -359,9 +360,11 @@ class Instrumentation:
         self._setup.discard()
         late = self.tracer.count_from(self._identity.first_step)
         self.recorder.renumber = None if late is None else late.renumber
-        directory = identity.directory(self.config, found.run_id, found.job)
-        self._marks.world = found.world
+        directory = identity.own_directory(self.config, found, self._identity.predecessors)
         metadata = identity.collect(self.config, found)
+        self._marks.world = metadata.world
+        own = Member(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
+        self._marks.members = GroupMembers(self.tracer.groups, own)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "

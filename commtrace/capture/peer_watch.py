@@ -154,7 +154,7 @@ def _can_watch() -> bool:
 
 
 def _ranks_nearby(own: RankMetadata) -> set[int]:
-    first = own.rank - own.local_rank
+    first = max(own.rank - own.local_rank, 0)
     return set(range(first, min(first + _MOST_PEERS, own.world_size))) - {own.rank}
 
 

@@ -8,6 +8,8 @@ from typing import Final
 
 from commtrace import identity
 from commtrace.capture import triggers
+from commtrace.capture.collectives.group_members import PART as MEMBERS
+from commtrace.capture.collectives.group_members import GroupMembers
 from commtrace.capture.collectives.untraced_paths import ACTIVE, find_invisible
 from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
 from commtrace.capture.device.clock import DeviceTiming
@@ -40,6 +42,7 @@ class RunMarks:
         device_watch: DeviceWatch,
     ) -> None:
         self.world = ""  # key of the world of this recording
+        self.members: GroupMembers | None = None  # once the rank is known
         self.has_ended = False
         self.has_left = False  # the default process group was destroyed in order, and none was made since
         self._recorded_left = False
@@ -60,6 +63,7 @@ class RunMarks:
     def since_last_pass(self) -> Iterator[tuple[str, MarkDetail]]:
         self._refresh_device_clock()
         self._record_device()
+        self._meet_members()
         yield from self._group_marks()
         self._look_for_untraced_paths()
         topology_version, topology = self._tracer.topology()
@@ -156,6 +160,15 @@ class RunMarks:
             self._device_watch.start(uuid)
         except Exception as error:
             self._tracer.failed("the name of the device", error)
+
+    def _meet_members(self) -> None:
+        if self.members is None:
+            return
+        try:
+            self.members.step()
+        except Exception as error:
+            self.members = None
+            self._tracer.failed(MEMBERS, error)
 
     def _group_marks(self) -> Iterator[tuple[str, MarkDetail]]:
         groups = self._tracer.groups

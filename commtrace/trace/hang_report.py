@@ -106,7 +106,7 @@ class HangReport:
             "monotonic_ns": self.monotonic_ns,
             "no_progress_ns": self.no_progress_ns,
             "metadata": fields_to_json(self.metadata),
-            "groups": [fields_to_json(group) for group in self.groups],
+            "groups": [group.to_json() for group in self.groups],
             "topology": {name: sizes for name, sizes in topology.items() if sizes},
             "activity": self.activity.to_json(),
             "in_flight": [communication.to_json() for communication in self.in_flight],

@@ -297,6 +297,11 @@ class Marks:
         """Return the size of each parallel dimension; empty without an integration."""
         return self.topology.get("parallel", {})
 
+    def rank_of(self, group: int, peer: int, world: str) -> int:
+        """Return the rank of a peer in a group: see :meth:`commtrace.trace.metadata.Group.rank_in_world`."""
+        known = self.groups.get(group)
+        return peer if known is None else known.rank_in_world(peer, world)
+
     def completed(self, metadata: RankMetadata) -> RankMetadata:
         """Return the metadata with the device, which may be unknown when the header is written."""
         device = self.topology.get("device")

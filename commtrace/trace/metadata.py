@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final, NamedTuple
 
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, is_plain_json
+from commtrace.trace.json_values import JsonObject
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
 SLURM_NODE: Final = "SLURMD_NODENAME"
@@ -122,6 +125,16 @@ class RankMetadata:
 _WORDS: Final = tuple(one.name for one in fields(RankMetadata) if one.type in ("str", "dict[str, str]"))
 
 
+def new_world_key() -> str:
+    """Return a key that no other world has."""
+    return secrets.token_hex(8)
+
+
+def is_world_key(text: str) -> bool:
+    """Return whether this can be a world's key."""
+    return re.fullmatch("[0-9a-f]{16}", text) is not None
+
+
 OUTSIDE: Final = MOST_RANKS
 """A peer of ``OUTSIDE + n`` is the member with rank n in its group, of another world or of an unknown one."""
 
@@ -163,7 +176,7 @@ class Group(NamedTuple):
         """Return whether members may be of another world."""
         return bool(self.members)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> JsonObject:
         """Return the detail of a mark ``process_group``: without what only groups over several worlds have."""
         detail = {
             **self._asdict(),

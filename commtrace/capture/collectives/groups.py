@@ -16,7 +16,7 @@ from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.identity import Place, current_place
-from commtrace.trace.metadata import OUTSIDE, UNKNOWN_ROLE, Group, group_id, outside_group_id
+from commtrace.trace.metadata import OUTSIDE, UNKNOWN_ROLE, Group, Member, group_id, outside_group_id
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -199,6 +199,8 @@ class GroupRegistry:
         self._ordinals: dict[object, itertools.count[int]] = {}
         self._references: dict[int, weakref.ref[ProcessGroup]] = {}
         self._history: dict[int, Group] = {}
+        self.over_worlds: list[tuple[weakref.ref[ProcessGroup], GroupState]] = []
+        """Those whose members may be of other worlds, oldest first."""
         self._followers: list[Callable[[ProcessGroup, GroupState], None]] = []
 
     def state(self, process_group: ProcessGroup) -> GroupState:
@@ -253,6 +255,12 @@ class GroupRegistry:
                 self._tell_skipped(state)
                 self._remember(state.group)
 
+    def set_members(self, state: GroupState, members: tuple[Member | None, ...], key: str) -> None:
+        """Set what is known of the members of a group over several worlds, and the key that it has in all of them."""
+        with self._lock:
+            state.group = state.group._replace(members=members, key=key)
+            self._remember(state.group)
+
     def name_dimension(self, process_group: ProcessGroup, dimension: str) -> None:
         """Name a group after its dimension of a ``DeviceMesh``, unless a framework has named it."""
         state = self.state(process_group)
@@ -306,6 +314,8 @@ class GroupRegistry:
         self.states[key] = state
         self._references[key] = weakref.ref(process_group, functools.partial(self._forget, key, state))
         self._remember(group)
+        if group.is_over_worlds:
+            self.over_worlds.append((self._references[key], state))
         for follower in tuple(self._followers):
             follower(process_group, state)
         return state

@@ -80,8 +80,8 @@ class Claim:
 
     def _take(self, folder: Path) -> bool | None:
         folder.mkdir(parents=True, exist_ok=True)
+        newest = _newest_claim(folder)
         while True:
-            newest = _newest_claim(folder)
             if newest is not None:
                 holder = _read(newest)
                 if holder is not None and holder.world == self._own.world:
@@ -89,11 +89,12 @@ class Claim:
                 is_held = self._is_held(folder, newest, holder)
                 if is_held is not False:
                     return None if is_held is None else False
-            number = 0 if newest is None else _number(newest) + 1
+            further = folder / f"world-{0 if newest is None else _number(newest) + 1:04d}.json"
             try:
-                descriptor = open_new(folder / f"world-{number:04d}.json")
+                descriptor = open_new(further)
             except FileExistsError:
-                continue  # another world was faster
+                newest = further  # another world was faster, or a listing on the network is late
+                continue
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(json.dumps(self._own._asdict()))
             return True

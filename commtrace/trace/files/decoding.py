@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +16,7 @@ from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.files.exactness import exact_ends, exact_starts
+from commtrace.trace.hang_report import Activity
 from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import OUTSIDE, RankMetadata
@@ -93,6 +96,7 @@ def decode(
     marks = possible & (spans.kind == schema.MARK)
     rank_marks = [RankMarks.none() for _ in tables] if earlier is None else earlier
     _read_marks(rank_marks, block, table["detail"], np.flatnonzero(marks), names, most_ranks)
+    _resolve_peers(block, rank_marks, [part.metadata.world for part in tables])
     selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
     selected &= _whole(block, [of_rank.marks for of_rank in rank_marks])
     rows, bounds = _sorted_rows(block, selected)
@@ -189,6 +193,19 @@ def _read_marks(
             own.marks.add_problem(f"its mark {name} is damaged and was left out ({error}).")
 
 
+def _resolve_peers(block: Block, rank_marks: Sequence[RankMarks], worlds: Sequence[str]) -> None:
+    """Give members of groups over several worlds that are of the rank's own world their rank. Changes the column."""
+    spans = block.spans
+    rows = np.flatnonzero(spans.peer >= OUTSIDE)
+    if not len(rows):
+        return
+    owners = np.searchsorted(block.bounds, rows, side="right") - 1
+    keys = np.stack([owners, spans.group[rows], spans.peer[rows]], axis=1)
+    peers, which = np.unique(keys, axis=0, return_inverse=True)
+    ranks = [rank_marks[owner].marks.rank_of(group, peer, worlds[owner]) for owner, group, peer in peers.tolist()]
+    spans.peer[rows] = np.array(ranks, np.int32)[which.reshape(-1)]
+
+
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
     """Mark the rows of steps of which nothing was deleted."""
     cut = np.array([_last_discarded(own) for own in marks])
@@ -254,6 +271,7 @@ def _trace(
 ) -> RankTrace:
     marks = rank_marks.marks
     discarded = _last_discarded(marks)
+    rank_of = partial(marks.rank_of, world=metadata.world)
     return RankTrace(
         metadata=marks.completed(metadata),
         spans=Spans.empty(),
@@ -263,8 +281,8 @@ def _trace(
         topology=without_place(marks.topology),
         dropped=marks.dropped,
         anchors=(metadata.anchor, *marks.anchors),
-        in_flight=marks.in_flight,
-        activity=marks.activity,
+        in_flight=tuple(replace(one, peer=rank_of(one.group, one.peer)) for one in marks.in_flight),
+        activity=marks.activity and _with_ranks(marks.activity, rank_of),
         activity_ns=marks.activity_ns,
         no_progress_ns=marks.no_progress_ns,
         again_within_ns=marks.again_within_ns,
@@ -277,7 +295,7 @@ def _trace(
         exception=marks.exception,
         exception_frames=marks.exception_frames,
         has_left=marks.has_left,
-        failures=tuple(marks.failures),
+        failures=tuple(one._replace(peer=rank_of(one.group, one.peer)) for one in marks.failures),
         # Not copied for each part of a long run that is read forward.
         aggregates=rank_marks.aggregates
         if steps is None and discarded < 0
@@ -291,6 +309,13 @@ def _trace(
         triggers=tuple(marks.triggers.values()),
         details=details,
     )
+
+
+def _with_ranks(activity: Activity, rank_of: Callable[[int, int], int]) -> Activity:
+    messages = tuple(
+        (group, is_send, rank_of(group, peer), tag, count) for group, is_send, peer, tag, count in activity.p2p
+    )
+    return replace(activity, p2p=messages)
 
 
 def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:

@@ -14,11 +14,12 @@ import sys
 import time
 from datetime import timedelta
 
-import commtrace.auto
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import commtrace.auto
 
 STEPS = 10
 

@@ -1,0 +1,153 @@
+"""Let the members of a group over several worlds present themselves to each other, through the group's own store.
+
+Beside training, on threads of our own, with requests that wait for no other member. The first error ends it for its
+group: its members, or those that were not heard of, stay unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from commtrace.capture.collectives.groups import GroupRegistry, GroupState
+from commtrace.identity import StoreRequest
+from commtrace.trace.metadata import Member, is_world_key, new_world_key
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+PART: Final = "the members of groups over several worlds"
+
+_PREFIX: Final = "commtrace/members"
+_MOST_BYTES: Final = 2_000
+_ANSWER_SECONDS: Final = 0.1
+_OFTEN_SECONDS: Final = 60.0
+_SELDOM_SECONDS: Final = 10.0
+"""Interval of requests, after those of the first minute in each pass."""
+_LONGEST_SECONDS: Final = 1800.0
+"""A member that has not presented itself by then is not recorded."""
+
+_logger = logging.getLogger("commtrace")
+
+
+class GroupMembers:
+    """The part of one rank, ``own``, in all its groups. For the harvester's thread."""
+
+    def __init__(self, groups: GroupRegistry, own: Member, now: Callable[[], float] = time.monotonic) -> None:
+        self._groups, self._own, self._now = groups, own, now
+        self._meetings: list[_Meeting] = []
+        self._num_seen = 0
+
+    def step(self) -> None:
+        """Go on in each group; what has become known is in the registry."""
+        over_worlds = self._groups.over_worlds
+        for reference, state in over_worlds[self._num_seen :]:
+            self._meetings.append(_Meeting(reference, state, self._own, self._now))
+        self._num_seen = len(over_worlds)
+        for meeting in tuple(self._meetings):
+            if meeting.step():
+                self._groups.set_members(meeting.state, meeting.members, meeting.key)
+            if meeting.is_over:
+                self._meetings.remove(meeting)
+
+
+class _Meeting:
+    """The members of one group, by their rank in it, as far as they have presented themselves."""
+
+    def __init__(
+        self, group: weakref.ref[ProcessGroup], state: GroupState, own: Member, now: Callable[[], float]
+    ) -> None:
+        self.state = state
+        self.members: tuple[Member | None, ...] = state.group.members
+        self.key = ""
+        self.is_over = False
+        self._group, self._own, self._now = group, own, now
+        self._began = self._due = now()
+        self._own_number = -1
+        self._request: StoreRequest | None = None
+        # A connection of our own, as that of the job may be in use for long. The job's store is never kept: what it
+        # holds, as a port, must be free once the job is done with it.
+        self._connection: Any = None
+
+    def step(self) -> bool:
+        """Ask, and take what is there; return whether more is known."""
+        now = self._now()
+        if self._request is None:
+            if now < self._due:
+                return False
+            self._request = StoreRequest(self._ask)
+        if not self._request.has_ended(_ANSWER_SECONDS if now == self._began else 0.0):
+            return False
+        request, self._request = self._request, None
+        self._due = now if now < self._began + _OFTEN_SECONDS else now + _SELDOM_SECONDS
+        try:
+            found: dict[int, tuple[Member, str]] = request.answer()
+        except Exception as error:  # whatever a store may raise: nothing depends on it
+            _logger.debug("commtrace: the members of %s are not known: %s", self.state.group.name, error)
+            self.is_over = True
+            return False
+        members = list(self.members)
+        for number, (member, key) in found.items():
+            members[number] = member
+            self.key = key if number == 0 else self.key
+        self.members = tuple(members)
+        self.is_over = self.is_over or None not in members or now > self._began + _LONGEST_SECONDS
+        return bool(found)
+
+    def _ask(self) -> dict[int, tuple[Member, str]]:
+        store = self._connected()
+        if store is None:
+            self.is_over = True
+            return {}
+        found = {}
+        if self._own_number >= 0 and self.members[self._own_number] is None:
+            text = json.dumps([*self._own, new_world_key()])
+            store.set(self._place(self._own_number), text)
+            found[self._own_number] = _parsed(text.encode())
+        for number, member in enumerate(self.members):
+            if member is None and number not in found and store.check([self._place(number)]):
+                found[number] = _parsed(store.get(self._place(number)))
+        return found
+
+    def _connected(self) -> Any:
+        """Return a connection to the group's store; None if torch does not know the store, or the group is gone."""
+        if self._connection is not None:
+            return self._connection
+        from torch.distributed import distributed_c10d
+
+        group = self._group()
+        known = None if group is None else distributed_c10d._world.pg_map.get(group)
+        if group is None or known is None:
+            return None
+        self._own_number = group.rank()
+        store: Any = known[1]
+        if not _is_of_network(store) or not hasattr(store, "clone"):
+            return store
+        self._connection = store.clone()
+        return self._connection
+
+    def _place(self, number: int) -> str:
+        # A store may outlive a group, and serve the next one of its name.
+        return f"{_PREFIX}/{self.state.group.ordinal}/{number}"
+
+
+def _is_of_network(store: Any) -> bool:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "port", None) is not None
+
+
+def _parsed(value: bytes) -> tuple[Member, str]:
+    """Return a member and the key that it would give the group; raise ValueError for what none has written."""
+    fields: Sequence[object] = json.loads(value[:_MOST_BYTES])
+    if not isinstance(fields, list) or [type(field) for field in fields] != [str, str, int, str, int, str]:
+        raise ValueError(f"its store holds {value[:20]!r} for a member")
+    *about, key = fields
+    member = Member(*about)
+    if not is_world_key(key) or not (is_world_key(member.world) or not member.world) or member.rank < 0:
+        raise ValueError(f"its store holds {value[:20]!r} for a member")
+    return member, key

@@ -118,12 +118,25 @@ def attempt_lines(earlier: Sequence[EarlierAttempt]) -> Iterator[str]:
 def _went_on(attempt: EarlierAttempt) -> str:
     if not attempt.went_on:
         return ""
-    before, after = zip(*attempt.went_on, strict=True)
-    went = "went on as before"
+    before, after = ([getattr(one, name) for one in attempt.went_on] for name in ("rank", "next_rank"))
+    went = "went on"
     if before != after:
-        moved = ", ".join(f"{old} → {new}" for old, new in attempt.went_on[:_MOST_MOVED])
-        went = f"went on in the same processes as {format_ranks(after)} ({moved}{' …' * (len(before) > _MOST_MOVED)})"
+        moved = ", ".join(f"{one.rank} → {one.next_rank}" for one in attempt.went_on[:_MOST_MOVED])
+        more = " …" * (len(before) > _MOST_MOVED)
+        went = f"went on in the same process{'es' * (len(before) > 1)} as {format_ranks(after)} ({moved}{more})"
     return f" {format_ranks(before).capitalize()} {went}."
+
+
+def moved_ranks_lines(ranks: Iterable[int], earlier: Sequence[EarlierAttempt]) -> Iterator[str]:
+    """Yield which process each of these ranks is, if it was in the attempt before as well."""
+    before = {one.next_rank: one for one in earlier[-1].went_on} if earlier else {}
+    for rank in dict.fromkeys(ranks):
+        process = before.get(rank)
+        if process is not None:
+            yield (
+                f"Rank {rank} is process {process.pid} on {process.host}, which was rank {process.rank} of attempt "
+                f"{earlier[-1].attempt + 1}."
+            )
 
 
 _MOST_MOVED: Final = 8

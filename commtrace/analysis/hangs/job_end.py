@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from commtrace.analysis.hangs.rank_state import SILENT, Ending, find_endings
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.processes import GONE, AskProcess, unknown_process
-from commtrace.trace.run import Run
+from commtrace.trace.run import RankTrace, Run
 
 RUNNING: Final = "running"
 ENDED: Final = "ended"
@@ -49,6 +49,15 @@ def how_it_ended(endings: Mapping[int, Ending]) -> tuple[str, str]:
     return FAILED if raised else CUT_OFF if cut_off else ENDED, "; ".join(parts)
 
 
+class WentOn(NamedTuple):
+    """A process that is in two attempts, one after the other."""
+
+    rank: int  # in the earlier one
+    next_rank: int
+    host: str
+    pid: _Count
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierAttempt:
     """An attempt of a job before the newest one. Steps are None if none ended."""
@@ -59,7 +68,7 @@ class EarlierAttempt:
     last_step: _Count | None
     state: str  # one of STATES
     ending: str  # the ranks that did not end well, in words
-    went_on: tuple[tuple[_Count, _Count], ...]  # of processes that are in the next attempt too: rank here, rank there
+    went_on: tuple[WentOn, ...]  # its processes that are in the next attempt too
 
     @property
     def words(self) -> str:
@@ -94,12 +103,13 @@ def _of(run: Run, following: Run, now_ns: int, ask: AskProcess) -> EarlierAttemp
     )
 
 
-def _went_on(run: Run, following: Run) -> Iterator[tuple[int, int]]:
-    there = {
-        (trace.metadata.host, trace.metadata.boot_id, trace.metadata.pid): rank
-        for rank, trace in following.ranks.items()
-    }
+def _went_on(run: Run, following: Run) -> Iterator[WentOn]:
+    there = {_process(trace): rank for rank, trace in following.ranks.items()}
     for rank, trace in run.ranks.items():
-        key = trace.metadata.host, trace.metadata.boot_id, trace.metadata.pid
-        if key in there:
-            yield rank, there[key]
+        next_rank = there.get(_process(trace))
+        if next_rank is not None:
+            yield WentOn(rank, next_rank, trace.metadata.node, trace.metadata.pid)
+
+
+def _process(trace: RankTrace) -> tuple[str, str, int]:
+    return trace.metadata.host, trace.metadata.boot_id, trace.metadata.pid

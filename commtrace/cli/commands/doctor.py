@@ -28,7 +28,7 @@ from commtrace.analysis.matching.coverage import Seen
 from commtrace.cli.arguments import AttemptOption, JsonOption, run_directory
 from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
-from commtrace.cli.views import attempt_lines, clock_line
+from commtrace.cli.views import attempt_lines, clock_line, moved_ranks_lines
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.flight_recorder import read_flight_record, with_members
 from commtrace.trace.metadata import UNKNOWN_ROLE
@@ -167,11 +167,20 @@ def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None
     for sentence in diagnosis.hang.sentences:
         style = "bold red" if not sentence.startswith(" ") else ""
         console.print(escape(sentence), style=style, soft_wrap=True)
+    for line in moved_ranks_lines(_named(diagnosis), diagnosis.run.earlier_attempts):
+        console.print(escape(line), soft_wrap=True)
     if diagnosis.hang.sentences:
         console.print()
     _print_activity(console, diagnosis)
     _print_groups(console, diagnosis)
     _print_invisible(console, diagnosis)
+
+
+def _named(diagnosis: Diagnosis) -> Iterable[int]:
+    """Return the ranks at which the findings lead: the roots of a hang, and those that failed first or fell silent."""
+    first = diagnosis.first_failure
+    silent = (one.rank for one in diagnosis.ranks if one.state == SILENT or one.exception)
+    return (*(root.rank for root in diagnosis.hang.chains.roots), *(first.ranks if first else ()), *silent)
 
 
 _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}

@@ -62,6 +62,7 @@ from commtrace.cli.views import (
     detail_lines,
     lost_time_lines,
     memory_lines,
+    moved_ranks_lines,
     print_awaited,
     print_baseline,
     print_stragglers,
@@ -151,6 +152,9 @@ def print_summary(
         console.print(line)
     console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
     print_stragglers(console, summary.stragglers)
+    slow = (rank for verdict in summary.stragglers for rank in verdict.ranks)
+    for line in moved_ranks_lines(slow, summary.run.earlier_attempts):
+        console.print(escape(line))
     print_awaited(console, summary.awaited, summary.stragglers)
     for abstention in summary.abstentions:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")

@@ -33,8 +33,8 @@ WORLDS: dict[str, list[tuple[list[int | None], int]]] = {
     "several": [([0, 1, 2], STEPS), ([1, 0, None], 5), ([1, 0, None], 5), ([0, None, 1], 9)],
     "replace": [([0, 1, None], STEPS), ([0, None, 1], 9)],
     "alone": [([0, 1], STEPS), ([None, 0], 9)],
-    "hang": [([0, 1, 2], STEPS), ([None, 1, 0], 200)],
-    "straggle": [([0, 1, 2], STEPS), ([None, 1, 0], 24)],
+    "hang": [([0, 1, 2], STEPS), ([None, 0, 1], 200)],
+    "straggle": [([0, 1, 2], STEPS), ([None, 0, 1], 24)],
     "numbered": [([0, 1, 2], STEPS), ([None, 0, 1], 8)],
 }
 

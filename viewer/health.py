@@ -9,7 +9,7 @@ from typing import Final
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.side_files import read_last_hang
 from commtrace.trace.hang_report import InFlight, WrittenHang
-from commtrace.trace.metadata import NODE_VARIABLES
+from commtrace.trace.metadata import NODE_VARIABLES, OUTSIDE
 from commtrace.trace.run import RankTrace, Run
 from commtrace.viewer.data import Resources, encode_json
 
@@ -87,5 +87,6 @@ def _described(run: Run, communication: InFlight) -> str:
     groups = (trace.groups.get(communication.group) for trace in run.ranks.values())
     group = next((one for one in groups if one), None)
     role = f" of {group.role}" if group else ""
-    peer = f" with rank {communication.peer}" if communication.peer >= 0 else ""
+    number = communication.peer
+    peer = "" if number < 0 else f" with rank {number}" if number < OUTSIDE else " with a rank of another world"
     return f"{communication.operation}{role}{peer}"

@@ -31,13 +31,14 @@ import numpy.typing as npt
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.align import Alignment, align, apply
 from commtrace.analysis.keys import pack
+from commtrace.analysis.matching.arrivals import describe_group
 from commtrace.analysis.matching.match import Matches, RankMatches, communication_of, match
 from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
 from commtrace.analysis.matching.roles import PIPELINE, UNKNOWN, Roles, find_roles, is_p2p
 from commtrace.analysis.steps.choice import select, whole_recording_as_step
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.trace import schema
-from commtrace.trace.metadata import Group
+from commtrace.trace.metadata import OUTSIDE, Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection import StepRange
 from commtrace.trace.spans import Int64, Spans
@@ -425,7 +426,7 @@ def _communication(rank: _Rank, rows: Int64, base: int) -> Columns:
         "sublane": _sublanes(lane, spans.start[rows], spans.end[rows]),
         "bytes": spans.bytes[rows].tolist(),
         "dtype": spans.dtype[rows].tolist(),
-        "peer": spans.peer[rows].tolist(),
+        "peer": np.where(spans.peer[rows] < OUTSIDE, spans.peer[rows], schema.NOT_APPLICABLE).tolist(),
         "seq": spans.seq[rows].tolist(),
         "wait": np.where(known & spans.start_exact[rows], matched.wait_ns(spans)[rows], -1).tolist(),
         "transfer": np.where(known, matched.transfer_ns(spans)[rows], -1).tolist(),
@@ -456,11 +457,17 @@ def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[Lan
             "role": group.role,
             "ranks": list(group.ranks),
             "group": group.name,
-            "label": f"{group.role} · {members(group.ranks)}",
+            "label": _label(group),
         }
         for group in ordered
     ]
     return lane_of_row, lanes
+
+
+def _label(group: Group) -> str:
+    if group.is_over_worlds:
+        return f"{group.name if group.role == UNKNOWN else group.role} · {describe_group(group, group.id).words}"
+    return f"{group.role} · {members(group.ranks)}"
 
 
 def _group_of(trace: RankTrace, row: int, *, is_p2p: bool) -> Group:

@@ -156,6 +156,8 @@ def _reason_to_leave_out(analysis: Analysis, trace: RankTrace, row: int, seen: M
     group = trace.groups.get(int(spans.group[row]))
     if name not in _ISSUED:
         return f"{name} cannot be issued"
+    if group is not None and group.is_over_worlds:
+        return "their group has members of other worlds"
     if group is None or spans.seq[row] < 0:
         return "their group or number is unknown"
     if group.size == 1:

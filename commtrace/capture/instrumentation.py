@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from commtrace import identity
+from commtrace import identity, launchers
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.group_members import GroupMembers
@@ -205,6 +205,8 @@ class Instrumentation:
         self._install("os._exit", self._exit_call.install, self._exit_call.uninstall)
         self._listen()
         self.tracer.set_topology({"engine": {"name": self._engine.name, "reason": self._engine.reason}})
+        if launchers.is_ray_worker(os.environ, os.getppid()):
+            self.tracer.set_topology({"launcher": "ray"})
         options = recording_options(self.config)
         if options:
             self.tracer.set_topology({"recording": options})

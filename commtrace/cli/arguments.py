@@ -16,8 +16,9 @@ import typer
 
 from commtrace.analysis.windows.run import ALONE, Workers
 from commtrace.byte_sizes import parse_bytes
-from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.errors import ConfigurationError, MissingExtraError, RunNotFoundError
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS, find_run_directory
+from commtrace.trace.inputs import printable
 
 DEFAULT_RUNS: Final = [NEWEST_RUN]
 
@@ -75,7 +76,12 @@ def run_directory(runs: Sequence[Path], attempt: int | None = None) -> Path:
     """Return the directory of a :data:`RunsArgument` as it was at the end of an attempt, None for the newest.
 
     Several runs, and an attempt, are put together by links in a temporary directory until this process ends.
+
+    Raises:
+        RunNotFoundError: it holds the worlds of a job, of which one is to be chosen.
     """
+    if len(runs) == 1:
+        tell_of_worlds(runs[0])
     if len(runs) == 1 and attempt is None:
         return runs[0]
     together = tempfile.TemporaryDirectory(prefix="commtrace-")
@@ -93,6 +99,32 @@ def run_directory(runs: Sequence[Path], attempt: int | None = None) -> Path:
     target = Path(together.name) / f"{find_run_directory(run).absolute().name}-attempt-{attempt}"
     directory_of_attempt(run, attempt, target)
     return target
+
+
+def tell_of_worlds(run: Path) -> None:
+    """Print, on stderr, the other worlds of the job of a run, which every command reads by themselves.
+
+    Raises:
+        RunNotFoundError: the directory holds the worlds of a job, and no ranks.
+    """
+    from commtrace.trace.files.jobs import other_worlds, world_words, worlds_in
+
+    if not run.is_dir():
+        return
+    if worlds := worlds_in(run):
+        listed = "\n".join(f"  {world_words(world)}" for world in worlds)
+        raise RunNotFoundError(
+            f"{run} holds the {len(worlds)} worlds of a job, each with ranks of its own:\n{listed}\n"
+            f"Pass one of them. All at a glance: commtrace summary {run}, commtrace list {run}"
+        )
+    try:
+        others = other_worlds(find_run_directory(run))
+    except RunNotFoundError:
+        return  # the command itself says what is there
+    if others:
+        words = "; ".join(map(world_words, others))
+        are = "another world" if len(others) == 1 else f"{len(others)} other worlds"
+        typer.echo(f"commtrace: the job of {printable(str(run))} has {are}, with ranks of their own: {words}", err=True)
 
 
 WorkersOption = Annotated[

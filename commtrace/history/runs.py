@@ -16,6 +16,7 @@ from commtrace.errors import CommtraceError, RunNotFoundError, TraceFormatError
 from commtrace.history.facts import RUNNING, RunFacts, facts_of, fingerprint, read_facts
 from commtrace.history.store import Entry, HistoryError, RunHistory
 from commtrace.history.verdicts import ANALYSIS, RunVerdict, verdict_of_monitor
+from commtrace.trace.files.jobs import nested_worlds
 from commtrace.trace.files.locate import find_run_directory, rank_directories
 from commtrace.trace.inputs import printable
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
@@ -32,7 +33,7 @@ _NO_RANKS: Final = "It holds no recorded run (no rank-NNNNN folders)."
 class ListedRun:
     """A folder in a directory of runs."""
 
-    directory: str  # its name
+    directory: str  # its name; ``a/world-2`` for a further world in the directory of a run
     facts: RunFacts | None  # None without a readable run
     verdict: RunVerdict | None = None  # on the newest attempt, of an analysis rather than of the monitor
     problems: tuple[str, ...] = ()  # of its files
@@ -106,14 +107,14 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
     unreadable: dict[str, str] = {}
     notes: dict[str, str] = {}
     for folder in folders:
-        name = printable(folder.name)
+        name = _name(folder, directory)
         try:
             now = fingerprint(folder) if rank_directories(folder) else ""
             before = newest.get(name)
             if not now:
                 unreadable[name] = _NO_RANKS
             elif before is None or before.fingerprint != now or before.facts.state == RUNNING:
-                seen.append(_seen(folder, now, notes, now_ns, ask))
+                seen.append(_seen(folder, name, now, notes, now_ns, ask))
         except (CommtraceError, OSError) as error:
             unreadable[name] = printable(str(error))
     entries = history.joined(known, seen)
@@ -125,7 +126,7 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
     here = {entry.directory: entry for entry in entries}
     runs = [
         _listed(here[name], notes.get(name))
-        for name in (printable(folder.name) for folder in folders)
+        for name in (_name(folder, directory) for folder in folders)
         if name in here and name not in unreadable
     ]
     runs.sort(key=lambda run: (run.facts.started_ns or 0 if run.facts else 0, run.directory))
@@ -142,10 +143,11 @@ def remember(run: Path | Run, verdict: RunVerdict | None, *, now_ns: int, ask: A
     directory = (run.path if isinstance(run, Run) else find_run_directory(run)).resolve()
     now = fingerprint(directory)
     facts = facts_of(run, now_ns=now_ns, ask=ask) if isinstance(run, Run) else None
-    seen = _seen(directory, now, {}, now_ns, ask, facts)
-    RunHistory(directory.parent).keep(
-        [replace(seen, verdicts=(*seen.verdicts, *([verdict] if verdict is not None else [])))]
-    )
+    around = directory.parent
+    if around.parent != around and rank_directories(around):  # it is a further world in the directory of a run
+        around = around.parent
+    seen = _seen(directory, _name(directory, around), now, {}, now_ns, ask, facts)
+    RunHistory(around).keep([replace(seen, verdicts=(*seen.verdicts, *([verdict] if verdict is not None else [])))])
 
 
 def _folders(directory: Path) -> list[Path]:
@@ -166,7 +168,12 @@ def _folders(directory: Path) -> list[Path]:
     ]
     if not any(map(rank_directories, folders)):
         raise RunNotFoundError(f"{directory} holds no recorded run.")
-    return sorted(folders)
+    nested = [world for folder in folders if rank_directories(folder) for world in nested_worlds(folder)]
+    return sorted([*folders, *nested])
+
+
+def _name(folder: Path, directory: Path) -> str:
+    return printable(folder.relative_to(directory).as_posix())
 
 
 def _links_to_sibling(child: Path) -> bool:
@@ -174,7 +181,13 @@ def _links_to_sibling(child: Path) -> bool:
 
 
 def _seen(
-    folder: Path, now: str, notes: dict[str, str], now_ns: int, ask: AskProcess, facts: RunFacts | None = None
+    folder: Path,
+    name: str,
+    now: str,
+    notes: dict[str, str],
+    now_ns: int,
+    ask: AskProcess,
+    facts: RunFacts | None = None,
 ) -> Entry:
     facts = facts or read_facts(folder, now_ns=now_ns, ask=ask)
     verdicts: tuple[RunVerdict, ...] = ()
@@ -182,8 +195,8 @@ def _seen(
         found = verdict_of_monitor(folder, facts.attempt)
         verdicts = (found,) if found is not None else ()
     except TraceFormatError as error:
-        notes[folder.name] = str(error)
-    return Entry(printable(folder.name), now, facts, facts.hosts, verdicts)
+        notes[name] = str(error)
+    return Entry(name, now, facts, facts.hosts, verdicts)
 
 
 def _listed(entry: Entry, note: str | None) -> ListedRun:

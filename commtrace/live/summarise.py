@@ -45,6 +45,7 @@ from commtrace.live.summary import (
     StepSummary,
 )
 from commtrace.trace import schema
+from commtrace.trace.metadata import OUTSIDE
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
@@ -318,7 +319,7 @@ def _places(calls: Calls, spans: Spans, rank: LiveRank) -> Int64:
     example, which = grouped_rows((calls.group, peers))
     places = []
     for group, peer in zip(calls.group[example].tolist(), peers[example].tolist(), strict=True):
-        members = (peer,) if peer >= 0 else groups[group].ranks if group in groups else ()
+        members = (peer,) if 0 <= peer < OUTSIDE else groups[group].ranks if group in groups else ()
         is_within = all(member in own_node for member in members)
         places.append(_PLACES.index(UNKNOWN if not members else WITHIN if is_within else BETWEEN))
     return np.array(places, np.int64)[which]

@@ -31,7 +31,7 @@ from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary, trace_id
 from commtrace.trace import schema
-from commtrace.trace.metadata import Group
+from commtrace.trace.metadata import OUTSIDE, Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans
@@ -360,7 +360,7 @@ class _StepSpans:
             named["commtrace.collective.dtype"] = row.dtype
         if row.seq >= 0:
             named["commtrace.collective.sequence"] = row.seq
-        if row.peer >= 0:
+        if 0 <= row.peer < OUTSIDE:
             named["commtrace.peer.rank"] = row.peer
         if group is not None:
             named["commtrace.process_group.name"] = group.description or group.name
@@ -386,7 +386,7 @@ class _StepSpans:
 
     def _message_id(self, row: Row, is_send: bool) -> int:
         own, peer = self._rank.rank, row.peer
-        if peer < 0:
+        if not 0 <= peer < OUTSIDE:
             return 0
         sender, receiver = (own, peer) if row.name == "send" else (peer, own)
         return self._ids.message(is_send, row.group, sender, receiver, row.seq)

@@ -21,6 +21,7 @@ from commtrace.analysis.matching.operations import communication_rows, unfinishe
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
+from commtrace.trace.metadata import OUTSIDE
 from commtrace.trace.run import RankTrace, Run
 
 COLUMNS: Final = (
@@ -164,6 +165,9 @@ def _calls(run: Run, trace: RankTrace, left_out: Counter[str]) -> tuple[list[Cal
             continue
         if unfinished[row]:
             left_out["their ends were not recorded"] += 1
+            continue
+        if peer >= OUTSIDE:
+            left_out["their other side is in another world"] += 1
             continue
         if num_bytes < 0 and name != "barrier":
             left_out["their bytes are unknown"] += 1

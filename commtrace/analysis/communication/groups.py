@@ -20,6 +20,7 @@ from commtrace.analysis.matched import Context
 from commtrace.analysis.statistics import Distribution, join_distributions
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
+from commtrace.trace.metadata import OUTSIDE
 from commtrace.trace.spans import Int64
 
 _NEVER: Final = np.iinfo(np.int64).max
@@ -119,7 +120,7 @@ def _measure_block(
         key = GroupOperation(int(spans.group[row]), context.run.names[int(spans.name[row])])
         speeds.append((key, Distribution.of(gbps[which == number])))
     # A message is seen where it is received; where the receiver was not recorded, where it is sent.
-    is_message = (spans.kind == schema.P2P) & np.isin(spans.step, context.steps)
+    is_message = (spans.kind == schema.P2P) & (spans.peer < OUTSIDE) & np.isin(spans.step, context.steps)
     receives = spans.name == context.run.name_code("recv")
     rows = np.flatnonzero(is_message & (receives | ~np.isin(spans.peer, [*context.run.ranks])))
     if not len(rows):

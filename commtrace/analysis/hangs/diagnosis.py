@@ -59,6 +59,7 @@ class ExaminedRank(NamedTuple):
     last_written_ns: int | None
     behind_ns: int | None
     process: str | None
+    launcher: str | None  # that ended it by killing it, as it does when a job is done
     exception: str | None  # type of the uncaught one
     exception_at: str | None  # innermost frame outside of libraries, as ``file:line function``
     stack: tuple[str, ...]  # of the main thread when no Python thread could run, innermost first

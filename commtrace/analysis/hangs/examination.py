@@ -29,6 +29,7 @@ from commtrace.analysis.hangs.flight_recorder import (
     with_flight_calls,
 )
 from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
+from commtrace.analysis.hangs.other_worlds import with_other_worlds
 from commtrace.analysis.hangs.rank_state import Ending, find_endings, last_activity, own_frame
 from commtrace.analysis.hangs.setup import find_setup_hang
 from commtrace.analysis.hangs.stops import find_chains, find_stops
@@ -79,6 +80,7 @@ def examine(
     heard = replace(run, ranks={**run.ranks, **{trace.rank: trace for trace in silent}})
     endings = find_endings(heard, now_ns, ask, goes_on)
     stops = find_stops(run, arrivals, endings)
+    stops = with_other_worlds(run, stops, now_ns, ask)
     chains = find_chains(stops, arrivals, endings)
     mismatches, num_mismatches = find_mismatches(run, arrivals)
     groups = known_groups(run)
@@ -166,6 +168,7 @@ def _rank(
         last_written_ns=ending.last_ns,
         behind_ns=ending.behind_ns,
         process=ending.process,
+        launcher=ending.launcher or None,
         exception=ending.exception or None,
         exception_at=own_frame(trace.exception_frames),
         stack=trace.stack,

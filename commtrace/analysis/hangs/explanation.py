@@ -10,7 +10,7 @@ from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, LastActivity
 from commtrace.analysis.hangs.setup import setup_findings
-from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Link, Stop
+from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Elsewhere, Link, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
 from commtrace.trace.files.locate import OF_OTHER_RUNS
@@ -25,9 +25,21 @@ _MOST_SILENT: Final = 4
 
 
 def group_words(group: GroupLabel) -> str:
-    """Return ``tp group of ranks 0–3``; ``group of ranks 0–3`` where its role is unknown."""
-    ranks = format_ranks(group.ranks) if group.ranks else f"id {group.id}"
-    return f"group of {ranks}" if group.role == UNKNOWN_ROLE else f"{group.role} group of {ranks}"
+    """Return ``tp group of ranks 0–3``; ``group of ranks 0–3`` where its role is unknown.
+
+    A group over several worlds has the name that the program gave it: ``weights group of rank 0 and rank 0 of world
+    rollout``.
+    """
+    role = group.name if group.members and group.role == UNKNOWN_ROLE else group.role
+    members = group.words or f"id {group.id}"
+    return f"group of {members}" if role in (UNKNOWN_ROLE, "") else f"{role} group of {members}"
+
+
+def elsewhere_words(member: Elsewhere) -> str:
+    """Return ``rank 0 of world rollout``."""
+    if member.rank is None:
+        return f"member {member.number}, of an unknown world"
+    return f"rank {member.rank} of world {member.world}"
 
 
 class Heard(NamedTuple):
@@ -75,9 +87,10 @@ def place_words(stop: Stop) -> str:
     message = stop.message
     if message is not None:
         tag = f", tag {message.tag}" if message.tag else ""
-        sender = "anybody" if message.sender < 0 else f"rank {message.sender}"
+        sender = "anybody" if message.sender < 0 else stop.group.rank_words(message.sender)
         number = "" if stop.seq < 0 else f"message {stop.seq} "
-        return f"{number or 'a message '}from {sender} to rank {message.receiver} ({stop.group.role}{tag})"
+        receiver = stop.group.rank_words(message.receiver)
+        return f"{number or 'a message '}from {sender} to {receiver} ({stop.group.role}{tag})"
     return f"seq {stop.seq} of the {group_words(stop.group)}"
 
 
@@ -91,7 +104,10 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], hea
     longest = stop.longest_before_ns
     usual = f" (the longest before took {format_duration(longest)})" if waited and longest is not None else ""
     yield f"{verb} {place_words(stop)}. Arrived: {format_ranks(stop.arrived)}{operation}{there}{since}{usual}."
-    if not stop.missing and not stop.unknown:
+    awaited = [member for member in stop.elsewhere if member.has_arrived(stop.seq) is not True]
+    for member in awaited:
+        yield f"  {_elsewhere_sentence(member, stop.seq)}"
+    if not stop.missing and not stop.unknown and not awaited:
         inside = sorted(rank for ranks in stop.operations.values() for rank in ranks)
         advice = "Compare what they called" if len(stop.operations) > 1 else "Look at the network"
         yield (
@@ -101,6 +117,20 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], hea
         return
     for link in links:
         yield f"  {_link_sentence(diagnosis, stop, link, heard)}"
+
+
+def _elsewhere_sentence(member: Elsewhere, seq: int) -> str:
+    who = elsewhere_words(member)
+    if member.launched is None:
+        process = f" (process {member.pid} on {member.host})" if member.pid else ""
+        return f"Not known to have arrived: {who}{process}: its files are not beside those of this world."
+    reached = "none there yet" if member.launched == 0 else f"last there: seq {member.launched - 1}"
+    doing = activity_words(member.activity)
+    if member.state == ENDED:
+        doing = f"ended and will not arrive; {doing}"
+    elif member.state == SILENT:
+        doing = f"silent; the last it could write: {doing}"
+    return f"Missing: {who} ({reached}): {doing}."
 
 
 def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
@@ -265,12 +295,14 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
     hung = [stop for stop in stops if stop.kind == HUNG]
     roots = [root.rank for root in diagnosis.hang.chains.roots]
     cycles = diagnosis.hang.chains.cycles
+    awaited = _awaited_elsewhere(hung)
     if cycles:
         places = " and ".join(place_words(stops[position]) for position in cycles[0])
         yield f"Deadlock: {len(cycles[0])} communications wait for each other: {places}."
-    elif hung and roots:
+    elif hung and (roots or awaited):
         waits = "communication waits" if len(hung) == 1 else "communications wait"
-        yield f"The job hangs: {len(hung)} {waits} in the end for {format_ranks(roots)}."
+        ends = " and ".join([*([format_ranks(roots)] if roots else []), *awaited])
+        yield f"The job hangs: {len(hung)} {waits} in the end for {ends}."
     elif hung and len(hung[0].operations) > 1:
         called = "; ".join(f"{operation} by {format_ranks(own)}" for operation, own in hung[0].operations.items())
         yield f"The job hangs at {place_words(hung[0])}, as which its members called different operations: {called}."
@@ -281,6 +313,17 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
             missing = format_ranks(one.rank for one in stop.missing)
             callers = format_ranks(stop.arrived).capitalize()
             yield f"{callers} called {place_words(stop)}; {missing} never did."
+
+
+def _awaited_elsewhere(hung: Sequence[Stop]) -> list[str]:
+    """Return the members of other worlds that are waited for, those of which it is certain if there are any."""
+    members = [(member, member.has_arrived(stop.seq)) for stop in hung for member in stop.elsewhere]
+    missing = [member for member, arrived in members if arrived is False]
+    unknown = [member for member, arrived in members if arrived is None]
+    if missing or not unknown:
+        return list(dict.fromkeys(map(elsewhere_words, missing)))
+    words = list(dict.fromkeys(map(elsewhere_words, unknown)))
+    return words if len(words) == 1 else [f"one of {', '.join(words)}"]
 
 
 def _setup_findings(diagnosis: Diagnosis) -> Iterable[str]:
@@ -473,6 +516,19 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
     if harmless:
         first = mismatch_words(harmless[0])
         yield f"Sizes differ at {len(harmless)} places, which is right for sparse tensors only; first {first}."
+    for group in diagnosis.groups:
+        if group.group.members:
+            yield (
+                f"The {group_words(group.group)} has members of another world, which are recorded apart: how long they "
+                "wait for each other is not known from the files of this one."
+            )
+    ended = [one.rank for one in diagnosis.ranks if one.launcher]
+    if ended:
+        yield (
+            f"The files of {format_ranks(ended)} have no end: Ray kills its actors when it is done with them. It ended "
+            "all ranks together, and none was in a communication; the last second may be missing. An actor that calls "
+            "torch.distributed.destroy_process_group() or commtrace.stop() at the end of its work writes it."
+        )
     for path in diagnosis.coverage.not_visible:
         yield f"Not visible: {path}"
     if diagnosis.alignment.refused:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from commtrace.analysis.hangs.rank_state import DUMPED, ENDED, RUNNING, SILENT, Ending
+from commtrace.analysis.hangs.rank_state import DUMPED, ENDED, RUNNING, SILENT, Ending, LastActivity
 from commtrace.analysis.matching.arrivals import (
     GroupLabel,
     InFlight,
@@ -21,7 +21,7 @@ from commtrace.analysis.matching.arrivals import (
     known_groups,
 )
 from commtrace.trace.json_values import JsonObject, fields_to_json
-from commtrace.trace.metadata import Group
+from commtrace.trace.metadata import OUTSIDE, Group
 from commtrace.trace.processes import GONE, SUSPENDED
 from commtrace.trace.run import Run
 
@@ -54,6 +54,23 @@ class Between(NamedTuple):
     tag: int
 
 
+class Elsewhere(NamedTuple):
+    """A member of another world, or of an unknown one, by its number in the group; None where nothing is known."""
+
+    number: int
+    rank: int | None = None  # in its world
+    world: str | None = None  # name of its run
+    host: str | None = None
+    pid: int | None = None
+    launched: int | None = None  # of the communications that the stop counts
+    state: str | None = None  # end of its files
+    activity: LastActivity | None = None  # at its last write
+
+    def has_arrived(self, seq: int) -> bool | None:
+        """Return whether it has come to the communication; None if its files do not tell."""
+        return None if self.launched is None else self.launched > seq
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """A communication that did not end."""
@@ -69,12 +86,15 @@ class Stop:
     waited_ns: int | None  # longest wait by its rank's last write; None if unknown
     longest_before_ns: int | None  # longest of the group that ended on the arrived; None without any
     message: Between | None = None
+    elsewhere: tuple[Elsewhere, ...] = ()  # members of other worlds, in a group over several
 
     def to_json(self) -> JsonObject:
         parts = fields_to_json(self)
         del parts["group_id"]
         if self.message is None:
             del parts["message"]
+        if not self.elsewhere:
+            del parts["elsewhere"]
         return parts
 
 
@@ -98,7 +118,7 @@ def _collective(
     arrivals: Mapping[int, RankArrivals],
     endings: Mapping[int, Ending],
 ) -> Stop | None:
-    members = [rank for rank in (group.ranks if group else arrivals) if rank in arrivals]
+    members = [rank for rank in (_ranks(run, group) if group else arrivals) if rank in arrivals]
     members = members if group else [rank for rank in members if number in arrivals[rank].launched]
     arrived = {rank: arrivals[rank].arrived.get(number, 0) for rank in members}
     waits = _waits(number, members, arrivals)
@@ -136,6 +156,13 @@ def _collective(
         waited_ns=waited,
         longest_before_ns=longest if longest >= 0 else None,
     )
+
+
+def _ranks(run: Run, group: Group) -> Sequence[int]:
+    """Return the members of a group in this world."""
+    if group.ranks:
+        return group.ranks
+    return [rank for rank, trace in run.ranks.items() if group.id in trace.groups]
 
 
 def _missing(absent: Mapping[int, int]) -> tuple[MissingRank, ...]:
@@ -227,7 +254,7 @@ def _messages(
                 operations={operation: tuple(ranks) for operation, ranks in operations.items()},
                 arrived=there,
                 missing=_missing(known),
-                unknown=tuple(rank for rank in (sender, receiver) if rank >= 0 and rank not in arrivals),
+                unknown=tuple(rank for rank in (sender, receiver) if 0 <= rank < OUTSIDE and rank not in arrivals),
                 waited_ns=waited,
                 longest_before_ns=longest if longest >= 0 else None,
                 message=Between(sender, receiver, tag),

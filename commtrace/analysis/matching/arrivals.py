@@ -8,10 +8,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows
 from commtrace.trace import schema
-from commtrace.trace.metadata import UNKNOWN_ROLE, Group
+from commtrace.trace.metadata import OUTSIDE, UNKNOWN_ROLE, Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool
 
@@ -137,13 +138,22 @@ def _at_least(
 
 
 def known_groups(run: Run) -> dict[int, Group]:
-    return {number: group for trace in run.ranks.values() for number, group in trace.groups.items()}
+    """Return the groups of all ranks; of one over several worlds, what any of its members knows of the others."""
+    found: dict[int, Group] = {}
+    for trace in run.ranks.values():
+        for number, group in trace.groups.items():
+            before = found.get(number)
+            if before is not None and len(before.members) == len(group.members) > 0:
+                members = tuple(one or other for one, other in zip(group.members, before.members, strict=True))
+                group = group._replace(members=members, key=group.key or before.key)
+            found[number] = group
+    return found
 
 
 def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
     ended, longest = _ended(trace)
     messages = _messages(trace, send)
-    in_flight = () if trace.closed else tuple(sorted(_in_flight(trace), key=lambda one: not one.blocking))
+    in_flight = () if trace.closed else tuple(sorted(open_communications(trace), key=lambda one: not one.blocking))
     launched = dict(ended)
     if trace.activity is not None:
         for group, count in trace.activity.collectives.items():
@@ -228,7 +238,8 @@ def _longest_messages(trace: RankTrace) -> dict[int, int]:
     return longest
 
 
-def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
+def open_communications(trace: RankTrace) -> Iterable[InFlight]:
+    """Yield what a rank had launched and what had not ended when it last wrote."""
     spans = trace.spans
     is_dump = trace.metadata.is_dump  # which has rows of all operations
     for one in trace.in_flight:
@@ -253,6 +264,13 @@ def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
         )
 
 
+class LabelledMember(NamedTuple):
+    """A member of a group over several worlds."""
+
+    world: str | None  # name of its run; empty for this world, None if unknown
+    rank: int | None  # in its world
+
+
 class GroupLabel(NamedTuple):
     """A process group as results name it."""
 
@@ -260,10 +278,42 @@ class GroupLabel(NamedTuple):
     role: str
     ranks: tuple[int, ...]  # empty if unknown
     name: str  # torch's
+    members: tuple[LabelledMember, ...] = ()  # of a group over several worlds, by rank in the group
+
+    @property
+    def words(self) -> str:
+        """Return its members: ``ranks 0–3``, ``rank 0 and ranks 0–1 of world rollout``; empty if nothing is known."""
+        if not self.members:
+            return format_ranks(self.ranks) if self.ranks else ""
+        ranks: dict[str, list[int]] = {}
+        for member in self.members:
+            if member.rank is not None and member.world is not None:
+                ranks.setdefault(member.world, []).append(member.rank)
+        words = [format_ranks(own) + (f" of world {world}" if world else "") for world, own in sorted(ranks.items())]
+        unknown = sum(member.rank is None for member in self.members)
+        if unknown:
+            words.append(f"{unknown} member{'s' * (unknown != 1)} of unknown worlds")
+        return " and ".join(words)
+
+    def rank_words(self, rank: int) -> str:
+        """Return ``rank 3``, of a peer in another world ``rank 3 of world rollout``."""
+        number = rank - OUTSIDE
+        if number < 0:
+            return f"rank {rank}"
+        member = self.members[number] if number < len(self.members) else None
+        if member is None or member.rank is None:
+            return f"member {number} of an unknown world"
+        return f"rank {member.rank}" + (f" of world {member.world}" if member.world else "")
 
 
 def describe_group(group: Group | None, number: int) -> GroupLabel:
     """Return the label of a group; of an unknown one, with its number alone."""
     if group is None:
         return GroupLabel(str(number), UNKNOWN_ROLE, (), "")
-    return GroupLabel(str(group.id), group.role, tuple(group.ranks), group.name)
+    members = tuple(
+        LabelledMember(None, None)
+        if member is None
+        else LabelledMember("" if member.world == group.world else member.run_id, member.rank)
+        for member in group.members
+    )
+    return GroupLabel(str(group.id), group.role, tuple(group.ranks), group.name, members)

@@ -17,6 +17,7 @@ from commtrace.analysis.replay.program import Program, stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, first_of_phase
 from commtrace.analysis.statistics import Float64
 from commtrace.trace.blocks import pick
+from commtrace.trace.metadata import OUTSIDE
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 
@@ -306,7 +307,7 @@ def _links_of(run: Run, transfers: Transfers, rows: Int64) -> tuple[list[Link], 
     )
     code = {word: number for number, word in enumerate(run.names)}
     sends, receives = (transfers.name[rows] == code.get(word, -1) for word in (_SEND, _RECEIVE))
-    is_message = (sends | receives) & (peer >= 0)
+    is_message = (sends | receives) & (peer >= 0) & (peer < OUTSIDE)
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     key = pack([np.where(is_message, -1, group), np.where(is_message, source, 0), np.where(is_message, target, 0)])
     first, link = grouped(key)

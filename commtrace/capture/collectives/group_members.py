@@ -67,7 +67,8 @@ class _Meeting:
         self.is_over = False
         self._group, self._own, self._now = group, own, now
         self._began = self._due = now()
-        self._own_number = -1
+        self._own_number = self._number_of(group())
+        self._has_told = False
         self._request: StoreRequest | None = None
         # A connection of our own, as that of the job may be in use for long. The job's store is never kept: what it
         # holds, as a port, must be free once the job is done with it.
@@ -76,11 +77,15 @@ class _Meeting:
     def step(self) -> bool:
         """Ask, and take what is there; return whether more is known."""
         now = self._now()
+        if self._own_number >= 0 and self.members[self._own_number] is None:
+            self.members = (*self.members[: self._own_number], self._own, *self.members[self._own_number + 1 :])
+            return True
+        patience = 0.0
         if self._request is None:
             if now < self._due:
                 return False
-            self._request = StoreRequest(self._ask)
-        if not self._request.has_ended(_ANSWER_SECONDS if now == self._began else 0.0):
+            self._request, patience = StoreRequest(self._ask), _ANSWER_SECONDS
+        if not self._request.has_ended(patience):
             return False
         request, self._request = self._request, None
         self._due = now if now < self._began + _OFTEN_SECONDS else now + _SELDOM_SECONDS
@@ -104,9 +109,10 @@ class _Meeting:
             self.is_over = True
             return {}
         found = {}
-        if self._own_number >= 0 and self.members[self._own_number] is None:
+        if self._own_number >= 0 and not self._has_told:
             text = json.dumps([*self._own, new_world_key()])
             store.set(self._place(self._own_number), text)
+            self._has_told = True
             found[self._own_number] = _parsed(text.encode())
         for number, member in enumerate(self.members):
             if member is None and number not in found and store.check([self._place(number)]):
@@ -123,12 +129,20 @@ class _Meeting:
         known = None if group is None else distributed_c10d._world.pg_map.get(group)
         if group is None or known is None:
             return None
-        self._own_number = group.rank()
         store: Any = known[1]
         if not _is_of_network(store) or not hasattr(store, "clone"):
             return store
         self._connection = store.clone()
         return self._connection
+
+    def _number_of(self, group: ProcessGroup | None) -> int:
+        """Return the rank of this process in the group; −1 if that is not known, or the group is gone."""
+        try:
+            number = -1 if group is None else group.rank()
+        except Exception as error:  # a group that is written in Python may raise anything
+            _logger.debug("commtrace: a group does not tell the rank in it: %s", error)
+            return -1
+        return number if 0 <= number < len(self.members) else -1
 
     def _place(self, number: int) -> str:
         # A store may outlive a group, and serve the next one of its name.

@@ -26,7 +26,14 @@ from commtrace.analysis.comparison.compare import (
 from commtrace.analysis.comparison.compare import compare as compare_runs
 from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change
 from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
-from commtrace.cli.arguments import ClusterOption, JsonOption, StepsOption, WorkersOption, chosen_workers
+from commtrace.cli.arguments import (
+    ClusterOption,
+    JsonOption,
+    StepsOption,
+    WorkersOption,
+    chosen_workers,
+    tell_of_worlds,
+)
 from commtrace.cli.output import UNKNOWN, bandwidth, milliseconds, wide_console
 from commtrace.cli.views import clock_line
 from commtrace.errors import ConfigurationError
@@ -105,6 +112,7 @@ def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
     """Return the directory of each run; raise :class:`ConfigurationError` if two of them are the same run."""
     directories: dict[Path, Path] = {}
     for run in runs:
+        tell_of_worlds(run)
         directory = find_run_directory(run)
         for other, known in directories.items():
             if known.resolve() == directory.resolve():

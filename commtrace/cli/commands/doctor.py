@@ -29,8 +29,11 @@ from commtrace.cli.arguments import AttemptOption, JsonOption, run_directory
 from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
 from commtrace.cli.views import attempt_lines, clock_line, moved_ranks_lines
+from commtrace.cli.worlds import job_verdict, worlds_of_job
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.flight_recorder import read_flight_record, with_members
+from commtrace.trace.files.jobs import World
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.metadata import UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED, process_state
 
@@ -70,6 +73,7 @@ def doctor(
     With RUN: reads the files of a job that hangs, was killed, or still runs. Names what failed or hangs first, per
     process group the communication at which it stopped, the ranks that had arrived and those that had not, what each
     was doing, and the rank at the root. Then come the coverage of every group, and communication that cannot be seen.
+    Of a directory that holds the worlds of one job, as trainers and rollout engines are, examines each.
     Exit code: 0 if nothing was found, 1 if something was, 2 if the run cannot be read.
     """
     if not runs:
@@ -79,15 +83,41 @@ def doctor(
             )
         _check_installation(as_json=json_output)
         return
-    run = run_directory(runs, attempt)
     flight_calls = read_flight_calls(flight_recorder or [])
+    if attempt is None and (worlds := worlds_of_job(runs)):
+        if flight_calls:
+            raise ConfigurationError("--flight-recorder is about one world: name its directory")
+        _examine_job(worlds, as_json=json_output, all_ranks=all_ranks)
+        return
+    run = run_directory(runs, attempt)
     diagnosis = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:
-        sys.stdout.write(json.dumps({"verdict": _verdict(diagnosis), **diagnosis.to_json()}, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(_to_json(diagnosis), allow_nan=False) + "\n")
     else:
         print_doctor(wide_console(), diagnosis, now_ns=time.time_ns())
     if not diagnosis.is_healthy:
         raise typer.Exit(_FINDINGS)
+
+
+def _examine_job(worlds: Sequence[World], *, as_json: bool, all_ranks: bool) -> None:
+    """Print the diagnosis of each world of a job; those with findings come first."""
+    diagnoses = [examine(world.path, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks) for world in worlds]
+    diagnoses.sort(key=lambda diagnosis: diagnosis.is_healthy)
+    if as_json:
+        of_worlds = [_to_json(diagnosis) for diagnosis in diagnoses]
+        sys.stdout.write(json.dumps({"verdict": job_verdict(worlds), "worlds": of_worlds}, allow_nan=False) + "\n")
+    else:
+        console = wide_console()
+        console.print(f"[bold]{escape(job_verdict(worlds))}[/]")
+        for diagnosis in diagnoses:
+            console.print()
+            print_doctor(console, diagnosis, now_ns=time.time_ns())
+    if not all(diagnosis.is_healthy for diagnosis in diagnoses):
+        raise typer.Exit(_FINDINGS)
+
+
+def _to_json(diagnosis: Diagnosis) -> JsonObject:
+    return {"verdict": _verdict(diagnosis), **diagnosis.to_json()}
 
 
 def _check_installation(*, as_json: bool) -> None:
@@ -246,7 +276,11 @@ def _ranges_of(diagnosis: Diagnosis, state: str) -> list[tuple[int, int]]:
 
 
 def _name(group: GroupLabel) -> str:
-    return format_ranks(group.ranks) if group.role == UNKNOWN_ROLE and group.ranks else group.role
+    return group.words if group.role == UNKNOWN_ROLE and group.words else group.role
+
+
+def _role(group: GroupLabel) -> str:
+    return group.name or group.role if group.members and group.role == UNKNOWN_ROLE else group.role
 
 
 def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
@@ -256,13 +290,13 @@ def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
     groups = [group for group in diagnosis.groups if group.collectives or group.messages]
     broken_off = {one.rank for one in diagnosis.ranks if one.state in (STOPPED, SILENT)}
     for group in groups[:_MOST_GROUPS]:
-        members = format_ranges(ranges(group.group.ranks)) or "not known"
+        members = format_ranges(ranges(group.group.ranks)) or group.group.words or "not known"
         for what, seen in (("collectives", group.collectives), ("messages", group.messages)):
             for ranks, example in _alike(seen, broken_off):
                 numbers = "" if example.first is None else f"{example.first}–{example.last}"
                 table.add_row(
-                    escape(group.group.role),
-                    members,
+                    escape(_role(group.group)),
+                    escape(members),
                     format_ranges(ranges(ranks)),
                     what,
                     str(example.recorded),

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -168,7 +170,8 @@ def _written_since(directory: str, began_ns: int) -> set[Path]:
     from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
 
     found = set()
-    for name in glob.iglob(glob.escape(directory).replace(RUN_ID_PLACE, "*") + "/rank-*"):
+    runs = glob.escape(directory).replace(RUN_ID_PLACE, "*")
+    for name in chain(glob.iglob(f"{runs}/rank-*"), glob.iglob(f"{runs}/world-*/rank-*")):
         folder = Path(name)
         try:
             if folder.parent.is_symlink():  # ``latest``: the run that it leads to is there as well
@@ -199,12 +202,16 @@ def _print_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, s
         typer.echo(
             f"\ncommtrace: nothing was recorded in {directory}. {_likely_reason(environment, exit_code)}", err=True
         )
-    for run_directory in sorted({folder.parent for folder in recorded}):
+    runs = Counter(folder.parent for folder in recorded)
+    if len(runs) > 1 and not is_one_of_several:
+        sizes = " + ".join(str(runs[run_directory]) for run_directory in sorted(runs))
+        typer.echo(f"\ncommtrace: recorded {len(runs)} worlds: {sizes} ranks", err=True)
+    for run_directory in sorted(runs):
         unreached = _unreached(run_directory, environment)
         if unreached is not None:
             typer.echo(f"\ncommtrace: {unreached}", err=True)
             continue
-        ranks = sum(folder.parent == run_directory for folder in recorded)
+        ranks = runs[run_directory]
         number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
         typer.echo(f"\ncommtrace: recorded{number} in {run_directory}", err=True)
         typer.echo(f"Next: commtrace summary {shlex.quote(str(run_directory))}", err=True)

@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.cli.arguments import StepsOption
+from commtrace.cli.arguments import StepsOption, tell_of_worlds
 from commtrace.cli.output import wide_console, write_csv, write_parquet
 from commtrace.errors import ConfigurationError
 
@@ -56,6 +56,7 @@ def sql(
 
     if output_format is Format.PARQUET and output is None:
         raise ConfigurationError("--format parquet is no text: name a file with -o FILE")
+    tell_of_worlds(run)
     recorded = open_run(run, steps=steps or None)
     for problem in recorded.problems:
         typer.echo(f"! {problem}", err=True)

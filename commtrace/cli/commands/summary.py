@@ -70,6 +70,7 @@ from commtrace.cli.views import (
     run_budget_lines,
     step_attempts_lines,
 )
+from commtrace.cli.worlds import job_to_json, print_job, worlds_of_job
 from commtrace.trace.json_values import to_json
 
 
@@ -118,7 +119,16 @@ def summary(
     checkpoints, garbage collection and time outside all spans. Then come the critical path of the job's step, lost time
     by cause, communication by role and operation, and the pipeline. The first step is left out as warm-up unless
     --steps includes it.
+
+    Of a directory that holds the worlds of one job, as trainers and rollout engines are, prints each world at a glance
+    and how to read it.
     """
+    if attempt is None and (worlds := worlds_of_job(runs)):
+        if json_output:
+            sys.stdout.write(json.dumps(job_to_json(worlds), allow_nan=False) + "\n")
+        else:
+            print_job(wide_console(), worlds, "summary")
+        return
     check_keeps_whole_run(keep, runs, steps, attempt is not None)
     run = run_directory(runs, attempt)
     measured = None if baseline is None else read_baseline(baseline)

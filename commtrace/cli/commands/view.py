@@ -22,7 +22,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from commtrace.analysis.timeline import Timeline
-from commtrace.cli.arguments import AttemptOption, ClusterOption, WorkersOption, chosen_workers, run_directory
+from commtrace.cli.arguments import (
+    AttemptOption,
+    ClusterOption,
+    WorkersOption,
+    chosen_workers,
+    run_directory,
+    tell_of_worlds,
+)
 from commtrace.cli.commands.whatif import predict_for_page
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
@@ -124,6 +131,7 @@ def _single_run(path: Path) -> Path | None:
     """Return the run that is meant; None for a directory of several."""
     if path.is_dir() and not rank_directories(path) and len(runs_below(path)) > 1:
         return None
+    tell_of_worlds(path)
     return find_run_directory(path).absolute()
 
 

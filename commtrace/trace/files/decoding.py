@@ -22,7 +22,7 @@ from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import OUTSIDE, RankMetadata
 from commtrace.trace.run import RankTrace
 from commtrace.trace.selection import StepRange
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int32, Int64, Spans
 from commtrace.trace.topology import without_place
 
 _LATEST_NS: Final = 2**61
@@ -96,7 +96,7 @@ def decode(
     marks = possible & (spans.kind == schema.MARK)
     rank_marks = [RankMarks.none() for _ in tables] if earlier is None else earlier
     _read_marks(rank_marks, block, table["detail"], np.flatnonzero(marks), names, most_ranks)
-    _resolve_peers(block, rank_marks, [part.metadata.world for part in tables])
+    columns["peer"] = _ranks_of_peers(block, rank_marks, [part.metadata.world for part in tables])
     selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
     selected &= _whole(block, [of_rank.marks for of_rank in rank_marks])
     rows, bounds = _sorted_rows(block, selected)
@@ -193,17 +193,19 @@ def _read_marks(
             own.marks.add_problem(f"its mark {name} is damaged and was left out ({error}).")
 
 
-def _resolve_peers(block: Block, rank_marks: Sequence[RankMarks], worlds: Sequence[str]) -> None:
-    """Give members of groups over several worlds that are of the rank's own world their rank. Changes the column."""
+def _ranks_of_peers(block: Block, rank_marks: Sequence[RankMarks], worlds: Sequence[str]) -> Int32:
+    """Return the peers, with their ranks for members of groups over several worlds that are of the rank's own one."""
     spans = block.spans
     rows = np.flatnonzero(spans.peer >= OUTSIDE)
     if not len(rows):
-        return
+        return spans.peer
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
     keys = np.stack([owners, spans.group[rows], spans.peer[rows]], axis=1)
     peers, which = np.unique(keys, axis=0, return_inverse=True)
     ranks = [rank_marks[owner].marks.rank_of(group, peer, worlds[owner]) for owner, group, peer in peers.tolist()]
-    spans.peer[rows] = np.array(ranks, np.int32)[which.reshape(-1)]
+    resolved = spans.peer.copy()
+    resolved[rows] = np.array(ranks, np.int32)[which.reshape(-1)]
+    return resolved
 
 
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:

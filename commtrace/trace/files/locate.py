@@ -158,7 +158,7 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
     """Return the segments of the newest run and attempt by rank, also those that its job recorded under other names."""
     if not segments:
         return {}
-    launches = sorted(_launches(segments).values(), key=lambda launch: launch.session, reverse=True)
+    launches = sorted(_launches(segments), key=lambda launch: launch.session, reverse=True)
     newest = launches[0]
     read = sum(map(len, newest.ranks.values()))  # the functions below report what they leave out
     _report_folders_of_another_write(newest.ranks, problems)
@@ -175,7 +175,7 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
         )
     others = len(segments) - read - sum(len(own) for launch in joined[1:] for own in launch.ranks.values())
     if others:
-        named = [launch.name for launch in launches if launch not in joined]
+        named = [launch.name for launch in launches if launch not in joined and launch.name != newest.name]
         which = f" ({_abbreviated(named, _MOST_NAMES)})" if named else ""
         counted, were = ("1 segment", "was") if others == 1 else (f"{others} segments", "were")
         problems.append(f"{counted} {OF_OTHER_RUNS} {were} left out{which}; shown is {newest.name}.")
@@ -184,11 +184,12 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The recording of one name, attempt and world size, with the newest session of each rank."""
+    """The recording of one name, attempt, world size and world, with the newest session of each rank."""
 
     run_id: str
     attempt: int
     world_size: int
+    world: str  # empty if unknown
     ranks: dict[int, list[Segment]]
 
     @property
@@ -202,7 +203,7 @@ class Launch:
 
 
 def newest_launch(segments: list[Segment]) -> Launch | None:
-    return max(_launches(segments).values(), key=lambda launch: launch.session, default=None)
+    return max(_launches(segments), key=lambda launch: launch.session, default=None)
 
 
 def attempts_of_newest_run(segments: list[Segment]) -> list[int]:
@@ -230,6 +231,8 @@ def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
     One job has one world size, each rank once, and overlapping recordings. Process groups with members in both must
     agree: only one side may have groups that the other lacks.
     """
+    if first.world and second.world and first.world != second.world:
+        return "they are two worlds, whose ranks were joined by two calls of init_process_group"
     if first.world_size != second.world_size:
         return f"one is of {first.world_size} ranks and the other of {second.world_size}"
     both = first.ranks.keys() & second.ranks.keys()
@@ -248,16 +251,24 @@ def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
     return ""
 
 
-def _launches(segments: list[Segment]) -> dict[tuple[str, int, int], Launch]:
-    found: dict[tuple[str, int, int], Launch] = {}
+def _launches(segments: list[Segment]) -> list[Launch]:
+    worlds: dict[tuple[str, int, int], set[str]] = {}
     for segment in segments:
-        key = _launch(segment.metadata)
-        found.setdefault(key, Launch(*key, {})).ranks.setdefault(segment.metadata.rank, []).append(segment)
-    for launch in found.values():
+        worlds.setdefault(_launch(segment.metadata), set()).add(segment.metadata.world)
+    found: dict[tuple[tuple[str, int, int], str], Launch] = {}
+    for segment in segments:
+        key, world = _launch(segment.metadata), segment.metadata.world
+        known = worlds[key] - {""}
+        if not world and len(known) == 1:  # a rank that has not got as far as to learn it
+            (world,) = known
+        launch = found.setdefault((key, world), Launch(*key, world, {}))
+        launch.ranks.setdefault(segment.metadata.rank, []).append(segment)
+    launches = list(found.values())
+    for launch in launches:
         for rank, own in launch.ranks.items():
             session = max(segment.metadata.session for segment in own)
             launch.ranks[rank] = [segment for segment in own if segment.metadata.session == session]
-    return found
+    return launches
 
 
 def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:

@@ -81,7 +81,8 @@ def _with_exit(trace: RankTrace, names: Iterable[str]) -> RankTrace:
         match = _EXIT.fullmatch(name)
         if match is not None and int(match[1]) == trace.metadata.session and not trace.closed:
             # That it left its job counts only where the job did not fail after that.
-            return replace(trace, has_left=int(match[2]) == 0)
+            is_success = int(match[2]) == 0
+            return replace(trace, has_left=is_success, command_failed=not is_success)
     return trace
 
 

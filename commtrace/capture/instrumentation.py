@@ -35,7 +35,7 @@ from commtrace.capture.records import Launch
 from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
-from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, has_variables
+from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, changed_variables, has_variables, own_variables
 from commtrace.identity import Identity, WorldNames
 from commtrace.identity import Predecessor as Predecessor
 from commtrace.installation import warn_if_untried
@@ -68,6 +68,11 @@ class Observer(Sink, Protocol):
     def abandon_after_fork(self) -> None:
         """Give up everything, in a forked child: it belongs to the parent."""
 
+
+_IN_RAY: Final = (
+    ' Variables reach workers of Ray by ray.init(runtime_env={"env_vars": {…}}), or those of an actor: what an actor '
+    "sets in os.environ comes too late if torch was imported before."
+)
 
 _LEAVING_SECONDS: Final = 1.0
 """The longest delay of a process that may be killed next: one pass of the harvester."""
@@ -108,6 +113,8 @@ class Instrumentation:
         self._observers: Sequence[Observer] = ()
         self._identity = Identity(config, predecessor=predecessor)
         self._identity.name_worlds(WorldNames(config, self._identity.predecessors))
+        self._variables = own_variables(os.environ)
+        self._is_in_ray = launchers.is_ray_worker(os.environ, os.getppid())
         self._go_on = go_on
         self._is_first = predecessor is None  # recording of this process
         self._has_joined = False
@@ -205,7 +212,7 @@ class Instrumentation:
         self._install("os._exit", self._exit_call.install, self._exit_call.uninstall)
         self._listen()
         self.tracer.set_topology({"engine": {"name": self._engine.name, "reason": self._engine.reason}})
-        if launchers.is_ray_worker(os.environ, os.getppid()):
+        if self._is_in_ray:
             self.tracer.set_topology({"launcher": "ray"})
         options = recording_options(self.config)
         if options:
@@ -370,8 +377,18 @@ class Instrumentation:
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "
-                "and each start() of a script, a --run-id or COMMTRACE_DIR of its own to see them all.",
+                "and each start() of a script, a --run-id or COMMTRACE_DIR of its own to see them all.%s",
                 directory,
+                _IN_RAY if self._is_in_ray else "",
+            )
+        changed = changed_variables(self._variables, os.environ)
+        if changed and not metadata.local_rank:
+            _logger.warning(
+                "commtrace: %s changed after the options had been read, and has no effect. They are read at `import "
+                "commtrace.auto` and commtrace.start(), and below `commtrace run` as torch is imported; "
+                "commtrace.start(commtrace.Config(…)) takes them too, after commtrace.stop() if it records already.%s",
+                ", ".join(changed),
+                _IN_RAY if self._is_in_ray else "",
             )
         writer = self._writer = SegmentWriter(
             directory,

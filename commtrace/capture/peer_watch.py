@@ -12,9 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from commtrace.trace import schema
 from commtrace.trace.files.side_files import forget_gone_peers, note_gone_peers
-from commtrace.trace.files.writer import rank_directory, segment_paths
+from commtrace.trace.files.writer import rank_directory, read_header, segment_paths
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import GONE, process_state
 
@@ -178,8 +177,7 @@ def _of_rank(run_directory: Path, rank: int, own: RankMetadata) -> RankMetadata 
         return None
     for path in segment_paths(directory)[-1:]:
         try:
-            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-                peer = RankMetadata.from_json((stream.schema.metadata or {})[schema.METADATA_KEY])
+            peer = read_header(path)
         except (OSError, pa.ArrowException):
             return None  # It is being written.
         if (peer.run_id, peer.attempt) == (own.run_id, own.attempt):

@@ -16,7 +16,7 @@ from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.identity import Place, current_place
-from commtrace.trace.metadata import OUTSIDE, UNKNOWN_ROLE, Group, Member, group_id, outside_group_id
+from commtrace.trace.metadata import OUTSIDE, UNKNOWN_ROLE, Group, Member, group_id, new_world_key, outside_group_id
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -398,8 +398,21 @@ def store_name(store: Store | None) -> str:
 
 
 def _is_same_store(store: Store, other: Store) -> bool:
-    name = store_name(store)
-    return store is other or (bool(name) and type(store) is type(other) and name == store_name(other))
+    from torch._C._distributed_c10d import HashStore
+
+    if store is other:
+        return True
+    if type(store) is not type(other):
+        return False
+    if isinstance(store, HashStore) and isinstance(other, HashStore):
+        # Of this process alone, and pybind may make another object of it: it answers at once.
+        key = f"commtrace/same/{new_world_key()}"
+        store.set(key, "")
+        is_there = other.check([key])
+        store.delete_key(key)
+        return is_there
+    # Of a kind without address, nothing speaks against it.
+    return store_name(store) == store_name(other)
 
 
 def _text(process_group: ProcessGroup, attribute: str) -> str:

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 from commtrace import identity, launchers
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.hangs.activity import LONG_QUIET_NS, QUIET_NS, SELDOM_NS, ActivityWatch
@@ -21,9 +23,10 @@ from commtrace.capture.tracer import Tracer
 from commtrace.config import Config
 from commtrace.identity import Identity, Place
 from commtrace.process_end import how_it_ended
-from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
+from commtrace.trace.files.writer import SegmentWriter, rank_directory, read_header, segment_paths
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.processes import GONE, process_state
 from commtrace.trace.schema import mark_row
 
 PART: Final = "recording where a rank is before it has joined its job"
@@ -144,8 +147,11 @@ class SetupRecording:
 
     def _open(self, place: Place) -> None:
         found = self._identity.on_its_own(place)
-        directory = identity.directory(self._config, found.run_id)
         metadata = identity.collect(self._config, found)
+        directory = identity.directory(self._config, found.run_id)
+        if _is_in_use(rank_directory(directory, metadata.rank), metadata):
+            # By the same rank of another world, which has joined: readers would take this recording for the newer one.
+            directory = directory.with_name(f"{directory.name}-joining")
         folder = rank_directory(directory, metadata.rank)
         if folder.is_dir():
             self._files = set(folder.iterdir())
@@ -163,3 +169,13 @@ class SetupRecording:
         self._due_ns = now + interval
         times = {"no_progress_ns": quiet, "again_within_ns": interval + _LATENESS_NS}
         self._writer.write([mark_row("activity", {**activity.to_json(), **times})])
+
+
+def _is_in_use(folder: Path, own: RankMetadata) -> bool:
+    """Return whether another process of this host, which lives, records in the folder of a rank."""
+    try:
+        newest = read_header(segment_paths(folder)[-1])
+    except (IndexError, OSError, ValueError, pa.ArrowException):
+        return False
+    is_other = (newest.host, newest.boot_id) == (own.host, own.boot_id) and newest.pid != own.pid
+    return is_other and bool(newest.world) and process_state(newest) not in (None, GONE)

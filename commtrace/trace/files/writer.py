@@ -324,6 +324,12 @@ def segment_paths(directory: Path) -> list[Path]:
     return sorted((path for path in directory.iterdir() if SEGMENT_PATTERN.match(path.name)), key=segment_number)
 
 
+def read_header(segment: Path) -> RankMetadata:
+    """Return who writes a segment; raise OSError, ValueError or pyarrow's ArrowException if that is not readable."""
+    with pa.OSFile(str(segment)) as file, pa.ipc.open_stream(file) as stream:
+        return RankMetadata.from_json((stream.schema.metadata or {}).get(schema.METADATA_KEY, b""))
+
+
 def segment_number(path: Path) -> int:
     match = SEGMENT_PATTERN.match(path.name)
     assert match is not None

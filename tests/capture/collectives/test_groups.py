@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from commtrace.capture.collectives import group_lifecycle
 from commtrace.capture.collectives.groups import GroupRegistry
-from commtrace.trace.metadata import group_id
+from commtrace.trace.metadata import OUTSIDE, Group, group_id
 from tests.capture.recording import Recording, fake_backend
 
 
@@ -201,6 +202,7 @@ class WrittenInPython(dist.ProcessGroup):
 def test_the_members_of_a_group_that_is_written_in_python_are_not_known(registry: GroupRegistry) -> None:
     group = registry.state(WrittenInPython(1, 2)).group
 
+    assert (group.size, group.members) == (2, (None, None))
     assert (group.ranks, group.role, group.name, group.description) == ((), "unknown", "", "")
 
 
@@ -210,6 +212,85 @@ def test_a_group_that_is_larger_than_the_job_has_members_elsewhere(registry: Gro
 
     assert registry.state(larger).group.ranks == ()
     assert registry.state(smaller).group.ranks == (0, 1, 2, 3)
+
+
+class WithStore:
+    """Groups that a program makes for a store of its own, and those that torch makes: on gloo, which keeps stores."""
+
+    def __init__(self, store: dist.Store, rank: int = 0, world_size: int = 1) -> None:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        self.registry = GroupRegistry()
+
+    def over(self, store: dist.Store, rank: int, size: int) -> Group:
+        """As programs do it that have no function of torch for this: the group's ranks stand for global ones."""
+        group = dist.ProcessGroup(store, rank, size)
+        self.groups = [*getattr(self, "groups", []), group]
+        distributed_c10d._world.pg_map[group] = ("gloo", dist.PrefixStore("a", dist.PrefixStore("b", store)))
+        distributed_c10d._world.pg_group_ranks[group] = {number: number for number in range(size)}
+        return self.registry.state(group).group
+
+
+@pytest.fixture
+def with_stores() -> Iterator[type[WithStore]]:
+    yield WithStore
+    for group in [group for group in distributed_c10d._world.pg_map if group is not world_group()]:
+        del distributed_c10d._world.pg_map[group], distributed_c10d._world.pg_group_ranks[group]
+    dist.destroy_process_group()
+
+
+def tcp_store() -> dist.Store:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file", "hash"])
+def test_a_group_that_meets_at_another_store_than_the_world_may_have_members_of_other_worlds(
+    with_stores: type[WithStore], kind: str, tmp_path: Path
+) -> None:
+    makers: dict[str, Any] = {
+        "tcp": tcp_store,
+        "file": lambda: dist.FileStore(str(tmp_path / str(len([*tmp_path.iterdir()])))),
+        "hash": dist.HashStore,
+    }
+    own, other = makers[kind](), makers[kind]()
+    with_store = with_stores(own)
+
+    assert with_store.over(own, 0, 1).ranks == (0,)
+    joined = with_store.over(other, 0, 1)
+    assert (joined.ranks, joined.size, joined.members) == ((), 1, (None,))
+    usual = with_store.registry.state(dist.new_group([0]))
+    assert usual.group.ranks == (0,)
+
+
+def test_ranks_that_cannot_be_those_of_this_world_are_none_of_it(with_stores: type[WithStore]) -> None:
+    store = tcp_store()
+    with_store = with_stores(store)
+
+    assert with_store.over(store, 0, 3).ranks == ()  # the world has one rank
+    assert with_store.over(store, 1, 2).ranks == ()
+
+
+def test_members_of_other_worlds_have_numbers_that_no_rank_has(with_stores: type[WithStore]) -> None:
+    with_store = with_stores(tcp_store())
+    with_store.over(tcp_store(), 1, 3)
+    state = with_store.registry.state(with_store.groups[0])
+
+    assert state.ranks_by_group_rank == (OUTSIDE, 0, OUTSIDE + 2)
+
+
+def test_groups_over_worlds_have_ids_that_differ_from_each_other_and_from_those_of_this_world(
+    with_stores: type[WithStore],
+) -> None:
+    with_store, store = with_stores(tcp_store()), tcp_store()
+    groups = [
+        with_store.registry.state(world_group()).group,
+        with_store.over(store, 0, 1),
+        with_store.over(store, 0, 1),
+        with_store.over(store, 0, 2),
+        with_store.over(tcp_store(), 0, 1),
+    ]
+
+    assert len({group.id for group in groups}) == len(groups)
+    assert len(with_store.registry.over_worlds) == len(groups) - 1
 
 
 def test_a_mesh_beside_those_of_the_parallelism_names_no_group(watched: Recording) -> None:

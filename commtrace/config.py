@@ -73,6 +73,7 @@ BY_SHELL: Final = "\0"
 """Follows a folder there if a shell below ``commtrace run`` started the rank. It is in no path."""
 
 _PREFIX: Final = "COMMTRACE_"
+_RUN_ID: Final = "COMMTRACE_RUN_ID"  # read again when the job begins: see commtrace/identity.py
 
 _WEBHOOK_HOSTS: Final = {
     "hooks.slack.com": SLACK,
@@ -485,7 +486,7 @@ class Config:
             ConfigurationError: a variable has a value that cannot be used.
         """
         source = os.environ if environment is None else environment
-        given = {**forwarded_variables(source), **_own_variables(source)}
+        given = {**forwarded_variables(source), **own_variables(source)}
         if not launchers.local_rank(source):  # one rank of a node says it for all
             for name in sorted(set(given) - set(VARIABLES)):
                 _warn_of_unknown(name)
@@ -517,7 +518,7 @@ _SECRET: Final = frozenset(name for name, variable in VARIABLES.items() if varia
 
 def forwardable(environment: Mapping[str, str]) -> str:
     """Return the COMMTRACE_* variables, without secrets, as :data:`FORWARDED`: launchers print what they forward."""
-    given = {name: value for name, value in _own_variables(environment).items() if name not in _SECRET}
+    given = {name: value for name, value in own_variables(environment).items() if name not in _SECRET}
     return base64.urlsafe_b64encode(json.dumps(given, sort_keys=True).encode()).decode()
 
 
@@ -533,7 +534,13 @@ def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_variables(environment: Mapping[str, str]) -> bool:
-    return FORWARDED in environment or bool(_own_variables(environment))
+    return FORWARDED in environment or bool(own_variables(environment))
+
+
+def changed_variables(before: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
+    """Return the variables of options that have another value than ``before``; without that of the run's name."""
+    now = own_variables(environment)
+    return sorted(name for name in set(VARIABLES) - {_RUN_ID} if before.get(name) != now.get(name))
 
 
 def _warn_of_unknown(name: str) -> None:
@@ -544,5 +551,6 @@ def _warn_of_unknown(name: str) -> None:
     _logger.warning("commtrace does not know the variable %s, and ignores it; %s", shorten(name), hint)
 
 
-def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that begin as ours do."""
     return {name: value for name, value in environment.items() if name.startswith(_PREFIX) and name != NOTES_VARIABLE}

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,12 +19,14 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from commtrace import launchers
-from commtrace.agreement import Agreed, Agreement, Name, Store
+from commtrace.agreement import Agreed, Agreement, Name, Seat, Store, is_same_world
+from commtrace.agreement import Predecessor as Predecessor
 from commtrace.config import FORWARDED, NOTES_VARIABLE, RUN_ID_VARIABLE, Config
 from commtrace.options import is_run_id
-from commtrace.trace.files.claims import Claim, Holder
+from commtrace.trace.files.claims import Claim, Holder, holder_of
 from commtrace.trace.files.file_calls import HERE, FileCalls
 from commtrace.trace.metadata import ClockAnchor, RankMetadata, new_world_key
+from commtrace.trace.processes import GONE, process_state
 
 _Answer = TypeVar("_Answer")
 
@@ -45,6 +47,9 @@ _LONGEST_SECONDS: Final = 30.0
 _ASK_AGAIN_SECONDS: Final = 0.02
 _ANSWER_SECONDS: Final = 0.1
 """A store on the other side of a network answers sooner. One whose connection is in use may answer hours later."""
+_REUNION_SECONDS: Final = 2.0
+"""A rank that joins a new default group waits so long for the others to say where they were: some may not be recorded.
+"""
 _SIMULATED: Final = "fake"
 """torch's backend in whose jobs there is no rank but this one."""
 
@@ -56,15 +61,31 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Identity:
     """The run and rank of this process; constant once they are known."""
 
-    def __init__(self, config: Config, environment: Mapping[str, str] | None = None, name: Name | None = None) -> None:
-        """``name`` names the run of a world on its rank 0, by default after the job; it may take long."""
+    def __init__(
+        self,
+        config: Config,
+        environment: Mapping[str, str] | None = None,
+        name: Name | None = None,
+        predecessor: Predecessor | None = None,
+        files: FileCalls = HERE,
+    ) -> None:
+        """``name`` names the run of a world on its rank 0, by default after the job; it may take long.
+
+        ``predecessor`` is the world that this process was in before; ``files``, where the file system is called.
+        """
         self._config = config
+        self._files = files
+        self._predecessor = predecessor
+        self.first_step = 0 if predecessor is None else predecessor.first_step
+        """Of this world, as its members count: known with the identity."""
+        self.predecessors: set[str] = set() if predecessor is None else {predecessor.world}
+        """Keys of the worlds that members were in before, for ``name``."""
         self._name_run: Name = name or (lambda job, world, attempt: job)
         self._is_environment_given = environment is not None
         self._is_name_read_again = False
         # Now: a script may change the launcher's variables, and its launcher may end before it.
         self._environment = dict(os.environ if environment is None else environment)
-        self._shared_name = run_id(config, self._environment)
+        self._shared_name = run_id(config, self._environment) if predecessor is None else predecessor.job
         self._name = self._shared_name or _name_of_launcher(self._environment)
         self._lock = threading.Lock()
         self._agreement: Agreement | None = None
@@ -75,6 +96,10 @@ class Identity:
         self._connection: Store | None = None
         self._requests: dict[str, StoreRequest] = {}
         self._missing = 1  # until the store has told
+
+    def name_worlds(self, name: Name) -> None:
+        """Have ``name`` name the run of this world, before it is asked for."""
+        self._name_run = name
 
     def found(self, place: Place | None = None) -> Found | None:
         """Return the identity; None while rank 0 has not named the run. Not for the training thread.
@@ -193,13 +218,17 @@ class Identity:
         if self._asked_at is None:
             self._asked_at = time.monotonic()
         if self._agreement is None:
-            restarts = launchers.requeues(self._environment), launchers.worker_restarts(self._environment)
-            self._agreement = Agreement(place.rank, place.world_size, self._name, *restarts, name=self._name_run)
+            restarts = self._restarts(place)
+            self._agreement = Agreement(
+                place.rank, place.world_size, self._name, *restarts, name=self._name_run, predecessor=self._predecessor
+            )
+            self._agreement.predecessors = self.predecessors
         try:
             found = self._answered("agreement", partial(self._ask_agreement, self._agreement, store, place))
         except (RuntimeError, NotImplementedError) as error:
             return self._not_agreed(str(error), place)
         if found is not None:
+            self.first_step = self._agreement.first_step
             if place.rank:  # rank 0 alone will ask who has heard it
                 self._connection, self._needs_no_others = None, True
             self._warn_of_other_name(found)
@@ -207,6 +236,18 @@ class Identity:
         if time.monotonic() - self._asked_at > _LONGEST_SECONDS:
             return self._not_agreed(f"rank 0 has not announced one for {_LONGEST_SECONDS:g} s", place)
         return None
+
+    def _restarts(self, place: Place) -> tuple[int, int]:
+        """Return the requeues and restarts of the launcher, which does not know of worlds that its processes made."""
+        requeues, restarts = launchers.requeues(self._environment), launchers.worker_restarts(self._environment)
+        if place.rank == 0 and self._predecessor is None and requeues + restarts:
+            try:
+                holder = self._files.call(holder_of, directory(self._config, self._name))
+            except OSError:  # nothing was recorded there
+                holder = None
+            if holder is not None and process_state(holder) in (GONE, None):
+                restarts = max(restarts, holder.attempt + 1 - requeues)
+        return requeues, restarts
 
     def _ask_agreement(self, agreement: Agreement, store: Store, place: Place) -> Found | None:
         connected = self._connected(store)
@@ -242,8 +283,34 @@ class Identity:
 
     def on_its_own(self, place: Place) -> Found:
         """Return the identity of a process at ``place`` as this process alone knows it: not agreed on with others."""
-        world = _world_of_process() if _is_alone(place) else ""
-        return self._of(Agreed(self._name, attempt(self._environment), world, self._name), place, None)
+        number = attempt(self._environment)
+        if self._predecessor is not None:
+            number = max(number, self._predecessor.attempt + 1)
+        world = _world_of_process(number) if _is_alone(place) else ""
+        return self._of(Agreed(self._name, number, world, self._name), place, None)
+
+    def goes_on_at(self, place: Place) -> bool:
+        """Return whether the world goes on: this process, in its new default group at ``place``, and all others.
+
+        For the thread that has made the group. It waits two seconds at most for the others.
+        """
+        found = self._found
+        if found is None:
+            return self._first_place is None or self._first_place[:2] == place[:2]
+        is_alike = (found.rank, found.world_size) == (place.rank, place.world_size)
+        if place.world_size == 1 or place.backend == _SIMULATED or not found.world:
+            return is_alike
+        store = _default_store()
+        if store is None:
+            return is_alike
+        seat = Seat(found.world, found.rank, found.world_size)
+        ask = partial(is_same_world, store, seat, place[:2], _REUNION_SECONDS)
+        request = StoreRequest(ask)
+        try:
+            return bool(request.answer()) if request.has_ended(_REUNION_SECONDS + _ANSWER_SECONDS) else is_alike
+        except (RuntimeError, NotImplementedError) as error:
+            _logger.debug("commtrace: it is not known whether the other ranks have their places as before: %s", error)
+            return is_alike
 
     def _alone(self, place: Place) -> Found | None:
         """Return the identity of a world of one rank; None while its run has no name."""
@@ -365,15 +432,12 @@ def _is_alone(place: Place) -> bool:
     return place.world_size == 1 or place.backend == _SIMULATED
 
 
-_own_world = 0, ""
+_own_worlds: dict[tuple[int, int], str] = {}
 
 
-def _world_of_process() -> str:
-    """Return the key of the world that this process is by itself."""
-    global _own_world
-    if _own_world[0] != os.getpid():
-        _own_world = os.getpid(), new_world_key()
-    return _own_world[1]
+def _world_of_process(attempt: int) -> str:
+    """Return the key of the world that this process is by itself, in an attempt of its job."""
+    return _own_worlds.setdefault((os.getpid(), attempt), new_world_key())
 
 
 def collect(config: Config, found: Found) -> RankMetadata:
@@ -439,19 +503,18 @@ def name_of_world(job: str, number: int) -> str:
 class WorldNames:
     """Names the runs of worlds by the first directory that no other world has: see commtrace/trace/files/claims.py."""
 
-    def __init__(self, config: Config, files: FileCalls = HERE) -> None:
+    def __init__(self, config: Config, files: FileCalls = HERE, predecessors: Set[str] = frozenset()) -> None:
+        """``predecessors`` are the keys of worlds that it takes the directory of, once they are known."""
         self._config = config
         self._files = files
+        self._predecessors = predecessors
         self._claim: Claim | None = None
 
     def __call__(self, job: str, world: str, attempt: int) -> str | None:
         """Return the name of a world's run; None if it is not settled yet. A file system may take long to answer."""
         if self._claim is None:
-            self._claim = Claim(
-                _holder(world, attempt),
-                lambda number: directory(self._config, name_of_world(job, number), job),
-                self._files,
-            )
+            folder = partial(self._directory, job)
+            self._claim = Claim(_holder(world, attempt), folder, self._files, predecessors=self._predecessors)
         try:
             number = self._claim.settle()
         except OSError as error:  # the recording itself will say so, and try again
@@ -459,16 +522,23 @@ class WorldNames:
             number = 1
         return None if number is None else name_of_world(job, number)
 
+    def _directory(self, job: str, number: int) -> Path:
+        return directory(self._config, name_of_world(job, number), job)
 
-def own_directory(config: Config, found: Found, files: FileCalls = HERE) -> Path:
-    """Return the run directory of a rank, which another world holds if nodes have disks of their own."""
+
+def own_directory(config: Config, found: Found, files: FileCalls = HERE, predecessors: Set[str] = frozenset()) -> Path:
+    """Return the run directory of a rank, which another world holds if nodes have disks of their own.
+
+    ``predecessors`` are the keys of worlds that its processes were in before.
+    """
     of_world = directory(config, found.run_id, found.job)
     if not found.world:
         return of_world
     own = directory(config, f"{found.run_id}-{found.world}", found.job)
     try:
         holder = _holder(found.world, found.attempt)
-        is_ours = Claim(holder, lambda number: of_world if number == 1 else own, files).settle() == 1
+        claim = Claim(holder, lambda number: of_world if number == 1 else own, files, predecessors=predecessors)
+        is_ours = claim.settle() == 1
     except OSError as error:  # the recording itself will say so, and try again
         _logger.debug("commtrace: it is not known whether another world has %s: %s", of_world, error)
         is_ours = True

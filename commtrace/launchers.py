@@ -137,6 +137,14 @@ def _numbers(ranges: str) -> list[str]:
     return found
 
 
+def is_ray_worker(environment: Mapping[str, str], parent: int) -> bool:
+    """Return whether Ray has started this process itself; ``parent`` is the number of its parent.
+
+    Ray kills its workers when it is done with them, without a signal that Python hears.
+    """
+    return environment.get("RAY_RAYLET_PID") == str(parent)
+
+
 def agent_store(environment: Mapping[str, str]) -> tuple[str, int] | None:
     """Return host and port of the store that torchrun itself keeps for its ranks; None where a rank keeps it."""
     port = _number(environment.get("MASTER_PORT"))

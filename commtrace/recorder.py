@@ -107,6 +107,8 @@ class Recorder:
         self._at_end = at_end
         self._source = source
         self._is_end_written = False
+        self.renumber: Callable[[RowBatch], RowBatch] | None = None
+        """Changes the rows of a pass before the sinks get them; set as these are opened."""
         self.end_pass: Callable[[bool], list[Row]] = lambda last: []
         """Called when the entries of a pass, or of the ``last`` one, have been asked for; returns further rows."""
         self.buffer: deque[Entry] = deque()  # hot paths append to it, minding ``capacity`` and ``drop``
@@ -387,6 +389,8 @@ class Recorder:
 
     def _write(self, batch: RowBatch) -> bool:
         """Hand rows to the sinks; return False, and count them, if they could not be taken."""
+        if self.renumber is not None:
+            batch = self.renumber(batch)
         # A full disk takes nothing from other sinks. Passes without rows go to them as well: a sink may
         # wait for what does not come any more.
         taken = [self._hand_to(sink, batch) for sink in self._sinks or ()]

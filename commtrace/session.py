@@ -18,7 +18,7 @@ from commtrace.errors import ConfigurationError, InstallationError
 from commtrace.installation import import_pyarrow
 
 if TYPE_CHECKING:
-    from commtrace.capture.instrumentation import Instrumentation, OpenObservers
+    from commtrace.capture.instrumentation import Instrumentation, OpenObservers, Predecessor
 
 _logger = logging.getLogger("commtrace")
 # Re-entrant: a signal handler of the script's may stop the recording while the script starts it.
@@ -150,18 +150,22 @@ def _failed(error: Exception) -> None:
 
 
 def _start(config: Config | None) -> None:
-    global _current, _is_to_stop
     if _current is not None or _starting.locked():
         _logger.warning("commtrace is already recording; call commtrace.stop() before starting it again")
         return
     chosen = Config.from_env() if config is None else config
     if chosen.enabled:
         import_pyarrow()
-        _is_to_stop = False
-        with _starting:
-            _current = _started(chosen)
-        if _is_to_stop:
-            stop()
+        _begin(chosen)
+
+
+def _begin(config: Config, predecessor: Predecessor | None = None) -> None:
+    global _current, _is_to_stop
+    _is_to_stop = False
+    with _starting:
+        _current = _started(config, predecessor)
+    if _is_to_stop:
+        stop()
 
 
 def _stop() -> None:
@@ -178,12 +182,25 @@ def _stop() -> None:
             raise
 
 
-def _started(config: Config) -> Instrumentation:
+def _go_on(config: Config, predecessor: Predecessor) -> None:
+    """Record on in another world of this process: its ranks, and so its files, are others. Never raises."""
+    stop()
+    try:
+        with _lock:
+            if _current is None:
+                _begin(config, predecessor)
+    except Exception:
+        _logger.exception("commtrace could not go on in another world, and is off in this process")
+
+
+def _started(config: Config, predecessor: Predecessor | None = None) -> Instrumentation:
     # Imported here: `import commtrace` alone must cost nothing.
     from commtrace.capture.instrumentation import Instrumentation
     from commtrace.integrations import INTEGRATIONS, told_layout
 
-    session = Instrumentation(config, (*INTEGRATIONS, *told_layout(config)), _open_observers(config))
+    go_on = functools.partial(_go_on, config)
+    integrations = (*INTEGRATIONS, *told_layout(config))
+    session = Instrumentation(config, integrations, _open_observers(config), predecessor, go_on)
     try:
         session.start()
         _end_at_exit(session)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed import HashStore
 
 from commtrace import agreement
-from commtrace.agreement import Agreed, Agreement
+from commtrace.agreement import Agreed, Agreement, Predecessor, Seat, is_same_world
 
 KEY = "commtrace/run"
 
@@ -199,3 +200,82 @@ def test_ranks_are_numbered_on_each_host_and_keep_their_number() -> None:
 
     for _ in range(2):
         assert [rank.local_rank(store, host) for rank, host in zip(ranks, hosts, strict=True)] == [0, 0, 1, 1]
+
+
+MEETING = "commtrace/run/reunion/1"
+
+
+def reunion(monkeypatch: pytest.MonkeyPatch, *seats: tuple[Seat, tuple[int, int]]) -> list[bool]:
+    """All processes of a new default group meet, each on a thread of its own."""
+    monkeypatch.setattr(agreement, "_reunion", lambda store: MEETING)  # the first one of each of them
+    store = HashStore()
+    with ThreadPoolExecutor(len(seats)) as pool:
+        return list(pool.map(lambda one: is_same_world(store, *one, seconds=10.0), seats))
+
+
+def test_a_world_goes_on_where_all_sit_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reunion(monkeypatch, *((Seat("a", rank, 3), (rank, 3)) for rank in range(3))) == [True, True, True]
+
+
+@pytest.mark.parametrize("places", [[(2, 3), (1, 3), (0, 3)], [(0, 2), (1, 2)], [(1, 4), (0, 4), (2, 4)]])
+def test_one_that_sits_elsewhere_makes_it_another_world_for_all(
+    places: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = [(Seat("a", rank, 3), place) for rank, place in enumerate(places)]
+
+    assert reunion(monkeypatch, *seats) == [False] * len(places)
+
+
+def test_a_process_that_is_new_makes_it_another_world_for_those_that_wait(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process 1 was replaced by another one, which says so as it asks for the name of the run."""
+    newcomer = job.starts(2)[1]
+    assert job.asks(newcomer) is None
+
+    monkeypatch.setattr(agreement, "_names", {})  # as of another process
+    assert is_same_world(job.store, Seat("a", 0, 2), (0, 2), seconds=10.0) is False
+
+
+def test_where_others_do_not_report_a_process_knows_of_no_change_after_a_while() -> None:
+    slept: list[float] = []
+
+    found = is_same_world(HashStore(), Seat("a", 0, 2), (0, 2), 0.5, now=lambda: 10.0 + sum(slept), sleep=slept.append)
+
+    assert found
+    assert 0.5 <= sum(slept) < 0.52
+
+
+def test_what_the_first_one_decides_holds_for_one_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_reunion", lambda store: MEETING)
+    store = HashStore()
+
+    assert is_same_world(store, Seat("a", 0, 2), (0, 2), 0.0)
+    assert is_same_world(store, Seat("a", 1, 3), (1, 2), 0.0), "it sits elsewhere, and was too late to say so"
+
+
+def test_meetings_at_one_store_are_told_apart() -> None:
+    store = HashStore()
+
+    assert [agreement._reunion(store) for _ in range(2)] == [MEETING, "commtrace/run/reunion/2"]
+
+
+def test_a_world_that_follows_is_the_next_attempt_of_its_job_also_for_one_that_joins_as_rank_0(job: Job) -> None:
+    before = Predecessor("0123456789abcdef", "gpt", 4, first_step=70)
+    joins = Agreement(0, 3, "a name of its own", now=lambda: job.now)
+    others = [
+        Agreement(rank, 3, "gpt", predecessor=before._replace(first_step=69 + rank), now=lambda: job.now)
+        for rank in (1, 2)
+    ]
+
+    assert job.settles([joins, *others]) == [("gpt", 5)] * 3
+    assert [one.first_step for one in (joins, *others)] == [71] * 3
+    assert joins.predecessors == {"0123456789abcdef"}
+
+
+def test_the_first_step_of_a_long_job_is_agreed_on(job: Job) -> None:
+    before = Predecessor("0123456789abcdef", "gpt", 0, first_step=2_000_000_000)
+    ranks = [Agreement(rank, 2, "gpt", predecessor=before, now=lambda: job.now) for rank in range(2)]
+
+    assert job.settles(ranks) == [("gpt", 1)] * 2
+    assert ranks[1].first_step == 2_000_000_000

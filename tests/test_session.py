@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 import torch.distributed as dist
 
 import commtrace
@@ -22,7 +23,8 @@ from commtrace.capture.device import device_watch
 from commtrace.capture.device.clock import CudaClock
 from commtrace.config import forwardable
 from commtrace.trace import schema
-from commtrace.trace.files.reader import load_run
+from commtrace.trace.files.reader import load_earlier_attempts, load_run
+from tests.capture.recording import fake_backend
 from tests.capture.simulated_cuda import SimulatedCuda
 from tests.e2e.launch import run
 
@@ -237,3 +239,92 @@ def test_a_forked_child_asks_nothing_of_its_parents_store(tmp_path: Path, monkey
     recording._identify_before_the_end()
 
     assert asked == [instrumentation.NAME_SECONDS]
+
+
+def train_in_worlds(*places: tuple[int, int]) -> None:
+    """Take two steps in each world."""
+    for rank, world_size in places:
+        with fake_backend(rank, world_size):
+            for _ in range(2):
+                with commtrace.step():
+                    dist.all_reduce(torch.ones(4))
+
+
+def recorded_worlds(directory: Path) -> list[tuple[int, int, int, list[int]]]:
+    """Return attempt, world size, rank and steps of each world of this process."""
+    newest = load_run(directory)
+    found = []
+    for run_ in (*load_earlier_attempts(newest), newest):
+        (trace,) = run_.ranks.values()
+        assert trace.closed
+        steps = trace.spans.step[trace.spans.kind == schema.STEP].tolist()
+        found.append((trace.metadata.attempt, trace.metadata.world_size, trace.metadata.rank, steps))
+    return found
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_a_process_that_joins_another_world_records_on_with_its_rank_there(engine: str, tmp_path: Path) -> None:
+    before = dict(vars(dist.distributed_c10d))
+    commtrace.start(commtrace.Config(dir=str(tmp_path), run_id="job", engine=engine))
+    try:
+        train_in_worlds((1, 4), (0, 2), (0, 2), (3, 4))
+    finally:
+        commtrace.stop()
+
+    assert recorded_worlds(tmp_path) == [(0, 4, 1, [0, 1]), (1, 2, 0, [2, 3, 4, 5]), (2, 4, 3, [6, 7])]
+    after = dict(vars(dist.distributed_c10d))
+    assert {name for name in before if callable(before[name]) and after[name] is not before[name]} == set()
+
+
+def test_a_recording_that_cannot_go_on_in_another_world_leaves_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = vars(dist.distributed_c10d)["_update_default_pg"]
+    commtrace.start(commtrace.Config(dir=str(tmp_path), run_id="job"))
+
+    def fail(_: instrumentation.Instrumentation) -> None:
+        raise RuntimeError("no more threads")
+
+    try:
+        with fake_backend(1, 4):
+            monkeypatch.setattr(instrumentation.Instrumentation, "start", fail)
+        train_in_worlds((0, 2), (1, 2))
+    finally:
+        commtrace.stop()
+
+    assert caplog.text.count("commtrace could not go on in another world, and is off in this process") == 1
+    assert vars(dist.distributed_c10d)["_update_default_pg"] is before
+    assert [world[:3] for world in recorded_worlds(tmp_path)] == [(0, 4, 1)]
+
+
+def test_a_failure_to_tell_worlds_apart_leaves_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> bool:
+        raise OSError("broken")
+
+    monkeypatch.setattr(identity.Identity, "goes_on_at", fail)
+    commtrace.start(commtrace.Config(dir=str(tmp_path), run_id="job"))
+    try:
+        train_in_worlds((1, 4), (0, 2))
+    finally:
+        commtrace.stop()
+
+    assert "process group creation is switched off for the rest of this run: OSError: broken" in caplog.text
+    assert [world[0] for world in recorded_worlds(tmp_path)] == [0]
+
+
+def test_a_variable_that_changes_after_the_options_were_read_is_said_to_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    commtrace.start(commtrace.Config(dir=str(tmp_path)))
+    monkeypatch.setenv("COMMTRACE_STEPS", "5:7")
+    monkeypatch.setenv("COMMTRACE_RUN_ID", "named-later")
+    try:
+        with commtrace.step():
+            pass
+    finally:
+        commtrace.stop()
+
+    assert "commtrace: COMMTRACE_STEPS changed after the options had been read, and has no effect." in caplog.text
+    assert "Ray" not in caplog.text

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
@@ -22,6 +23,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, roles_of_one_rank
 from commtrace.analysis.engines import EngineUse, engines_used
+from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
 from commtrace.analysis.largest_loss import ONLY_DUMPS, verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
@@ -80,6 +82,7 @@ class RunIdentity:
     framework: Mapping[str, str] | None  # name and version; None if unknown
     parallel: Mapping[str, int]  # size of each parallel dimension
     engines: tuple[EngineUse, ...]  # that recorded; none if imported
+    earlier_attempts: tuple[EarlierAttempt, ...]  # of the same job, oldest first
 
 
 NOT_IN_JSON: Final = ("totals", "all_steps")
@@ -349,4 +352,5 @@ def _identity(run: Run, steps: StepChoice) -> RunIdentity:
         framework=topology.get("framework"),
         parallel=parallel,
         engines=engines_used(run),
+        earlier_attempts=earlier_attempts(run, now_ns=time.time_ns()),
     )

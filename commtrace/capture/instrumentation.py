@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from commtrace import identity
+from commtrace import identity, launchers
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.group_members import GroupMembers
@@ -38,8 +38,17 @@ from commtrace.capture.records import Launch
 from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
-from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, has_variables
+from commtrace.config import (
+    BY_SHELL,
+    FORWARDED,
+    NOTES_VARIABLE,
+    Config,
+    changed_variables,
+    has_variables,
+    own_variables,
+)
 from commtrace.identity import Identity, WorldNames
+from commtrace.identity import Predecessor as Predecessor
 from commtrace.installation import own_command, warn_if_untried
 from commtrace.options import OFF
 from commtrace.process_end import ExitCall, uncaught_exception
@@ -74,6 +83,11 @@ class Observer(Sink, Protocol):
         """Give up everything, in a forked child: it belongs to the parent."""
 
 
+_IN_RAY: Final = (
+    ' Variables reach workers of Ray by ray.init(runtime_env={"env_vars": {…}}), or those of an actor: what an actor '
+    "sets in os.environ comes too late if torch was imported before."
+)
+
 _LEAVING_SECONDS: Final = 1.0
 """The longest delay of a process that may be killed next: one pass of the harvester."""
 
@@ -87,6 +101,9 @@ Hang = Callable[[], "HangReport | None"]
 OpenObservers = Callable[[RankMetadata, Path, Recorder, Hang, Callable[[], str]], Sequence[Observer]]
 """Opens what looks on beside the trace, when the rank is known; called on the harvester thread."""
 
+GoOn = Callable[[Predecessor], None]
+"""Ends this recording and begins one for another world in the same process."""
+
 Install = Callable[[Tracer], Callable[[], None]]
 """An integration: installs itself and returns what takes it out again."""
 
@@ -99,6 +116,8 @@ class Instrumentation:
         config: Config,
         integrations: Sequence[tuple[str, Install]] = (),
         open_observers: OpenObservers | None = None,
+        predecessor: Predecessor | None = None,
+        go_on: GoOn | None = None,
     ) -> None:
         warn_if_untried("torch", _torch_version())
         self.config = config
@@ -107,7 +126,13 @@ class Instrumentation:
         self._open_observers = open_observers
         self._observers: Sequence[Observer] = ()
         self._files = FileProcess()
-        self._identity = Identity(config, name=WorldNames(config, self._files))
+        self._identity = Identity(config, predecessor=predecessor, files=self._files)
+        self._identity.name_worlds(WorldNames(config, self._files, self._identity.predecessors))
+        self._variables = own_variables(os.environ)
+        self._is_in_ray = launchers.is_ray_worker(os.environ, os.getppid())
+        self._go_on = go_on
+        self._is_first = predecessor is None  # recording of this process
+        self._has_joined = False
         core = self._engine.core
         native = None if core is None else Native(core, config.buffer_spans)
         self.recorder = Recorder(
@@ -129,6 +154,7 @@ class Instrumentation:
             groups=GroupRegistry(config.skip_roles, None if native is None else native.make_counters),
             detail=DetailPlan(config.sample),
             native=native,
+            first_step=0 if predecessor is None else predecessor.first_step,
         )
         self._modules = ModuleSelection(self.tracer, config.modules)
         self._triggers = Triggers(self.tracer, self._modules, self._files)
@@ -196,7 +222,7 @@ class Instrumentation:
             self._install(warm_ups.PART, self._warm_ups.install, self._warm_ups.uninstall)
         for name, install in (
             (hooks.COMPILER, hooks.keep_compiler_out),
-            (group_lifecycle.CREATION, group_lifecycle.watch_creation),
+            (group_lifecycle.CREATION, self._install_creation),
             (group_lifecycle.MESH_NAMES, group_lifecycle.watch_meshes),
             (group_lifecycle.DESTRUCTION, self._install_destruction),
             (waits.FUTURES, self._install_futures),
@@ -209,6 +235,8 @@ class Instrumentation:
         self._install("os._exit", self._exit_call.install, self._exit_call.uninstall)
         self._listen()
         self.tracer.set_topology({"engine": {"name": self._engine.name, "reason": self._engine.reason}})
+        if self._is_in_ray:
+            self.tracer.set_topology({"launcher": "ray"})
         options = recording_options(self.config)
         if options:
             self.tracer.set_topology({"recording": options})
@@ -218,6 +246,7 @@ class Instrumentation:
         ranks_per_node = identity.ranks_per_node()
         if ranks_per_node is not None:
             self.tracer.set_topology({"ranks_per_node": ranks_per_node})
+        self._has_joined = _is_initialized()
         self._setup.start()
         self.recorder.start()
 
@@ -281,6 +310,19 @@ class Instrumentation:
         finally:
             self._files.close()
 
+    def _joined(self) -> bool:
+        """Handle a new default group; return True if another recording goes on in the world that it makes."""
+        place = identity.current_place()
+        if not self._has_joined or place is None or self._go_on is None or not self.recorder.recording:
+            self._has_joined = True
+            return False
+        if self._identity.goes_on_at(place):
+            return False
+        found = self._identity.settled(0.0)
+        next_step = max(self.tracer.latest_step + 1, self._identity.first_step)
+        self._go_on(Predecessor(found.world, found.job, found.attempt, next_step))
+        return True
+
     def _left(self) -> None:
         """Write what there is once the default group is destroyed: many a launcher kills the process from here on."""
         self._marks.has_left = True
@@ -332,6 +374,11 @@ class Instrumentation:
             self.tracer.failed(name, error)
             uninstall()
 
+    def _install_creation(self, tracer: Tracer) -> Callable[[], None]:
+        from commtrace.capture.collectives import group_lifecycle
+
+        return group_lifecycle.watch_creation(tracer, self._joined)
+
     def _install_destruction(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture.collectives import group_lifecycle
 
@@ -351,7 +398,9 @@ class Instrumentation:
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         self._setup.discard()
-        directory = identity.own_directory(self.config, found, self._files)
+        late = self.tracer.count_from(self._identity.first_step)
+        self.recorder.renumber = None if late is None else late.renumber
+        directory = identity.own_directory(self.config, found, self._files, self._identity.predecessors)
         metadata = identity.collect(self.config, found)
         self._marks.world = metadata.world
         own = Member(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
@@ -359,8 +408,18 @@ class Instrumentation:
         if metadata.rank == 0 and metadata.attempt == 0 and self._files.call(holds_a_recording, directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "
-                "and each start() of a script, a --run-id or COMMTRACE_DIR of its own to see them all.",
+                "and each start() of a script, a --run-id or COMMTRACE_DIR of its own to see them all.%s",
                 directory,
+                _IN_RAY if self._is_in_ray else "",
+            )
+        changed = changed_variables(self._variables, os.environ)
+        if changed and not metadata.local_rank:
+            _logger.warning(
+                "commtrace: %s changed after the options had been read, and has no effect. They are read at `import "
+                "commtrace.auto` and commtrace.start(), and below `commtrace run` as torch is imported; "
+                "commtrace.start(commtrace.Config(…)) takes them too, after commtrace.stop() if it records already.%s",
+                ", ".join(changed),
+                _IN_RAY if self._is_in_ray else "",
             )
         writer = self._writer = SegmentWriter(
             directory,
@@ -371,7 +430,7 @@ class Instrumentation:
         )
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
         writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor()))])
-        announce(directory, metadata)
+        announce(directory, metadata, is_new=self._is_first)
         if metadata.rank == 0 and identity.is_one_of_many(self.config):
             try:
                 self._files.call(link_as_latest, directory)
@@ -452,13 +511,13 @@ def _device_clock(native: Native | None) -> CudaClock | NativeClock | None:
     return CudaClock() if native is None else NativeClock(native.core, torch.cuda)
 
 
-def announce(directory: Path, metadata: RankMetadata) -> None:
-    """Note the rank's folder for ``commtrace run`` on this node; without one, print it on rank 0."""
+def announce(directory: Path, metadata: RankMetadata, *, is_new: bool = True) -> None:
+    """Note the rank's folder for ``commtrace run`` on this node; without one, print it on rank 0 of a new job."""
     is_noted = _note(rank_directory(directory, metadata.rank))
     if metadata.rank == 0:
         if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
             _logger.info("commtrace records to %s", directory)
-        elif not is_noted:
+        elif is_new and not is_noted:
             _print(f"commtrace: recording to {directory}. Read it with: {own_command()} summary {directory}")
     if metadata.local_rank == 0 and _lacks_variables():
         _logger.warning(

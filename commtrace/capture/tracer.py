@@ -11,6 +11,7 @@ from commtrace.capture.collectives.operations import Unmeasured
 from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, is_on_device, now_ns
 from commtrace.capture.graphs.contents import OpenCaptures
 from commtrace.capture.guard import Guard
+from commtrace.capture.model.late_numbers import LateNumbers
 from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import Coordinates, DeviceCall, Launch, Span, count_rows, failed_rows, span_rows
 from commtrace.capture.threads import CallingThread, CompletionCallbacks, NativeCallingThread
@@ -57,8 +58,12 @@ class Tracer:
         groups: GroupRegistry | None = None,
         detail: DetailPlan | None = None,
         native: Native | None = None,
+        first_step: int = 0,
     ) -> None:
         self.native = native
+        self._first_step = first_step  # where the program does not number its steps
+        self._has_numbers = False  # of the program
+        self._late_numbers: LateNumbers | None = None
         self.recorder = recorder
         self.append = recorder.append
         self.clock: DeviceClock = clock or HostClock()
@@ -205,7 +210,7 @@ class Tracer:
         if self._step_is_users and not is_users:
             return
         self._step_is_users = is_users
-        step = self._latest_step + 1 + skipped if number is None else self._unused(number)
+        step = self._next(skipped) if number is None else self._unused(number)
         if is_users and number is not None and self._latest_step < 0:
             self.set_topology({"step_numbers": "the script's numbers"})
         is_chosen = self.window is None or step in self.window or self.detail.requests(step)
@@ -227,7 +232,28 @@ class Tracer:
         if self._at_steps:
             self._act(step)
 
+    def _next(self, skipped: int) -> int:
+        step = max(self._latest_step + 1, self._first_step) + skipped
+        if self._late_numbers is not None:
+            step = self._late_numbers.next(step)
+        return step
+
+    def count_from(self, first_step: int) -> LateNumbers | None:
+        """Count the steps of this world from ``first_step`` on; return what changes the numbers of those so far.
+
+        None where nothing changes: they are counted so already, or the program numbers them. From any thread.
+        """
+        shift = first_step - self._first_step
+        if shift <= 0 or self._has_numbers:
+            return None
+        self._late_numbers = LateNumbers(shift)
+        with self._lock:
+            if "first_step" in self._topology:
+                self.set_topology({"first_step": self._topology["first_step"] + shift})
+        return self._late_numbers
+
     def _unused(self, number: int) -> int:
+        self._has_numbers = True
         step = number + self._counted_on
         behind = self._latest_step + 1 - step
         if behind <= 0:

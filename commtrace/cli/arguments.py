@@ -42,6 +42,18 @@ STEPS_HELP: Final = "Only these steps: A:B (B exclusive), A:B:k (one in k) or A.
 
 StepsOption = Annotated[str, typer.Option("--steps", help=STEPS_HELP, show_default=False)]
 
+AttemptOption = Annotated[
+    int | None,
+    typer.Option(
+        "--attempt",
+        metavar="N",
+        min=0,
+        help="Read this attempt of a job that was started again, or made its world anew; 0 is the first. Default: the "
+        "newest.",
+        show_default=False,
+    ),
+]
+
 KeepOption = Annotated[
     bool,
     typer.Option(
@@ -55,24 +67,38 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JS
 def check_keeps_whole_run(keep: bool, runs: Sequence[Path], *limits: object) -> None:
     """Raise ConfigurationError if a verdict is to be kept that is not of one whole run."""
     if keep and (len(runs) != 1 or any(limits)):
-        raise ConfigurationError("--keep keeps the verdict on one whole run: leave out --steps, --baseline, more runs")
+        raise ConfigurationError(
+            "--keep keeps the verdict on one whole run: leave out --steps, --baseline, --attempt, more runs"
+        )
 
 
-def run_directory(runs: Sequence[Path]) -> Path:
-    """Return the directory of a :data:`RunsArgument`; several are merged in a temporary one until the end.
+def run_directory(runs: Sequence[Path], attempt: int | None = None) -> Path:
+    """Return the directory of a :data:`RunsArgument` as it was at the end of an attempt, None for the newest.
+
+    Several runs, and an attempt, are put together by links in a temporary directory until this process ends.
 
     Raises:
         RunNotFoundError: it holds the worlds of a job, of which one is to be chosen.
     """
     if len(runs) == 1:
         tell_of_worlds(runs[0])
+    if len(runs) == 1 and attempt is None:
         return runs[0]
-    from commtrace.trace.files.merge import link, merge
-
     together = tempfile.TemporaryDirectory(prefix="commtrace-")
     atexit.register(together.cleanup)
-    merge(runs, Path(together.name), link)
-    return Path(together.name)
+    run = runs[0]
+    if len(runs) > 1:
+        from commtrace.trace.files.merge import link, merge
+
+        run = Path(together.name) / "merged"
+        merge(runs, run, link)
+    if attempt is None:
+        return run
+    from commtrace.trace.files.attempts import directory_of_attempt
+
+    target = Path(together.name) / f"{find_run_directory(run).absolute().name}-attempt-{attempt}"
+    directory_of_attempt(run, attempt, target)
+    return target
 
 
 def tell_of_worlds(run: Path) -> None:

@@ -18,7 +18,8 @@ from commtrace.analysis.breakdown.run_budget import RunBudget
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.communication.baseline_share import BaselineShare, whole_share
-from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks
+from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
@@ -97,6 +98,48 @@ def clock_line(alignment: Alignment) -> str:
         f"{duration(residual['p50'])} (p50), {duration(residual['p99'])} (p99), {duration(residual['max'])} (max)"
     )
 
+
+_MOST_ATTEMPTS: Final = 4
+
+
+def attempt_lines(earlier: Sequence[EarlierAttempt]) -> Iterator[str]:
+    """Yield one line per attempt of the job before the one that is shown, the last ones of many."""
+    if len(earlier) > _MOST_ATTEMPTS:
+        yield f"{len(earlier) - _MOST_ATTEMPTS} more attempts before these: --json"
+    for one in earlier[-_MOST_ATTEMPTS:]:
+        steps = "no step"
+        if one.first_step is not None and one.last_step is not None:
+            steps = f"step{'s' * (one.first_step != one.last_step)} "
+            steps += format_ranges([(one.first_step, one.last_step)])
+        ranks = f"{one.world_size} rank{'s' * (one.world_size != 1)}"
+        yield (f"Attempt {one.attempt + 1} (--attempt {one.attempt}): {ranks}, {steps}, {one.words}.{_went_on(one)}")
+
+
+def _went_on(attempt: EarlierAttempt) -> str:
+    if not attempt.went_on:
+        return ""
+    before, after = ([getattr(one, name) for one in attempt.went_on] for name in ("rank", "next_rank"))
+    went = "went on"
+    if before != after:
+        moved = ", ".join(f"{one.rank} → {one.next_rank}" for one in attempt.went_on[:_MOST_MOVED])
+        more = " …" * (len(before) > _MOST_MOVED)
+        went = f"went on in the same process{'es' * (len(before) > 1)} as {format_ranks(after)} ({moved}{more})"
+    return f" {format_ranks(before).capitalize()} {went}."
+
+
+def moved_ranks_lines(ranks: Iterable[int], earlier: Sequence[EarlierAttempt]) -> Iterator[str]:
+    """Yield which process each of these ranks is, if it was in the attempt before as well."""
+    before = {one.next_rank: one for one in earlier[-1].went_on} if earlier else {}
+    for rank in dict.fromkeys(ranks):
+        process = before.get(rank)
+        if process is not None:
+            yield (
+                f"Rank {rank} is process {process.pid} on {process.host}, which was rank {process.rank} of attempt "
+                f"{earlier[-1].attempt + 1}."
+            )
+
+
+_MOST_MOVED: Final = 8
 
 _MOST_SUMS: Final = 12
 

@@ -18,34 +18,33 @@ import msgspec
 import pyarrow as pa
 
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.formatting import format_ranks
-from commtrace.analysis.hangs.rank_state import DUMPED, SILENT, Ending, find_endings
-from commtrace.analysis.hangs.rank_state import ENDED as RANK_ENDED
-from commtrace.analysis.hangs.rank_state import RUNNING as RANK_RUNNING
+from commtrace.analysis.hangs.job_end import (
+    CUT_OFF,
+    ENDED,
+    FAILED,
+    RUNNING,
+    STATES,
+    EarlierAttempt,
+    earlier_attempts,
+    how_it_ended,
+)
+from commtrace.analysis.hangs.rank_state import Ending, find_endings
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.rank_files import rank_directory, segment_paths
 from commtrace.trace.files.segment_index import SegmentIndex
 from commtrace.trace.files.side_files import with_exit
 from commtrace.trace.files.tail import RunTail
-from commtrace.trace.processes import GONE, AskProcess, unknown_process
+from commtrace.trace.processes import AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
-
-RUNNING: Final = "running"
-ENDED: Final = "ended"
-FAILED: Final = "failed"
-CUT_OFF: Final = "cut_off"
-
-STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF, DUMPED)
-"""``ended``: all recorded ranks closed their files, or ended well without that; ``failed``: some of them after an
-uncaught exception; ``cut_off``: some did not close theirs, as after SIGKILL; ``dumped``: imported from dumps, which say
-nothing about the end."""
 
 MONITOR_STATUS: Final = "monitor.json"
 MONITOR_EVENTS: Final = "monitor.jsonl"
 
 Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+__all__ = ["CUT_OFF", "ENDED", "FAILED", "RUNNING", "STATES", "RunFacts", "facts_of", "fingerprint", "read_facts"]
 
 _EARLIEST_NS: Final = 10**18
 """2001. Earlier times are of traces without a wall clock."""
@@ -71,6 +70,7 @@ class RunFacts:
     state: str  # of STATES
     ending: str  # describes the ranks that failed, were cut off or are silent
     problems: tuple[str, ...]
+    earlier_attempts: tuple[EarlierAttempt, ...] = ()  # oldest first
 
     @property
     def duration_ns(self) -> int | None:
@@ -103,6 +103,7 @@ def read_facts(directory: Path, *, now_ns: int, ask: AskProcess = unknown_proces
         tail.sample_durations(lowest.rank),
         _first_row_ns(lowest, directory),
         find_endings(run, now_ns, ask),
+        earlier_attempts(run, now_ns=now_ns, ask=ask),
     )
 
 
@@ -121,14 +122,20 @@ def facts_of(run: Run, *, now_ns: int, ask: AskProcess = unknown_process) -> Run
         durations,
         int(lowest.start.min()) if len(lowest) else None,
         find_endings(run, now_ns, ask),
+        earlier_attempts(run, now_ns=now_ns, ask=ask),
     )
 
 
 def _facts(
-    run: Run, last_step: int, durations: Sequence[int], first_row_ns: int | None, endings: Mapping[int, Ending]
+    run: Run,
+    last_step: int,
+    durations: Sequence[int],
+    first_row_ns: int | None,
+    endings: Mapping[int, Ending],
+    earlier: tuple[EarlierAttempt, ...],
 ) -> RunFacts:
     lowest = run.ranks[min(run.ranks)]
-    state, ending = _end_of(endings)
+    state, ending = how_it_ended(endings)
     writes = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > _EARLIEST_NS]
     return RunFacts(
         run=run.any_metadata.run_id,
@@ -145,6 +152,7 @@ def _facts(
         state=state,
         ending=ending,
         problems=_bounded(run.problems),
+        earlier_attempts=earlier,
     )
 
 
@@ -184,25 +192,6 @@ def _first_row_ns(trace: RankTrace, directory: Path) -> int | None:
         return None  # deleted or damaged: what is wrong with it is among the problems of the run
     starts = [] if part is None else [start for start in part["start"].to_pylist() if start]
     return min(starts, default=None)
-
-
-def _end_of(endings: Mapping[int, Ending]) -> tuple[str, str]:
-    silent = [rank for rank, one in endings.items() if one.state == SILENT]
-    goes_on = any(one.state == RANK_RUNNING for one in endings.values()) or any(
-        endings[rank].process not in (None, GONE) for rank in silent
-    )
-    if any(one.state == DUMPED for one in endings.values()):
-        return DUMPED, ""
-    if goes_on:
-        return RUNNING, f"{format_ranks(silent)} silent" if silent else ""
-    raised: dict[str, list[int]] = {}
-    for rank, one in endings.items():
-        if one.exception:
-            raised.setdefault(one.exception, []).append(rank)
-    cut_off = [rank for rank, one in endings.items() if one.state != RANK_ENDED]
-    parts = [f"{format_ranks(cut_off)} cut off"] if cut_off else []
-    parts += [f"{exception} on {format_ranks(ranks)}" for exception, ranks in raised.items()]
-    return FAILED if raised else CUT_OFF if cut_off else ENDED, "; ".join(parts)
 
 
 def _bounded(problems: Iterable[str]) -> tuple[str, ...]:

@@ -99,6 +99,7 @@ class RankTrace:
     # its default process group was destroyed in order, or its command ended with 0: it may end without closing them
     has_left: bool = False
     shell_hides_end: bool = False  # its command ended with 0, through a shell: that does not say how the rank ended
+    command_failed: bool = False  # that of `commtrace run`, which the rank belongs to
     exception: str = ""  # type of an uncaught one
     exception_frames: tuple[str, ...] = ()  # "file:line function", innermost first
     failures: tuple[FailedCommunication, ...] = ()
@@ -131,6 +132,11 @@ class RankTrace:
     def process_start_ns(self) -> int | None:
         """Return the start of its process; None if unknown."""
         return self.topology.get("process_start_ns")
+
+    @property
+    def launcher(self) -> str:
+        """Return the launcher, if it is one that ends its processes by killing them; else an empty string."""
+        return self.topology.get("launcher", "")
 
     @property
     def first_step(self) -> int:

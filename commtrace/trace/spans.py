@@ -240,6 +240,14 @@ class RowBatch(Sequence[Row]):
         rows = [self.rows[at] for at in np.flatnonzero(of_rows).tolist()]
         return RowBatch(rows, self.spans.take(of_spans), self._names)
 
+    def with_later_steps(self, last: int, shift: int) -> RowBatch:
+        """Return the rows with ``shift`` added to all steps up to ``last``."""
+        rows = [row._replace(step=row.step + shift) if 0 <= row.step <= last else row for row in self.rows]
+        step = self.spans.step
+        is_early = (step >= 0) & (step <= last)
+        spans = self.spans.replace(step=np.where(is_early, step + shift, step).astype(step.dtype))
+        return RowBatch(rows, spans, self._names)
+
     def followed_by(self, rows: Sequence[Row]) -> RowBatch:
         """Return a batch that has ``rows``, too, behind those that were made one by one."""
         return RowBatch([*self.rows, *rows], self.spans, self._names)

@@ -70,6 +70,7 @@ class Topology(TypedDict, total=False):
     engine: Engine
     invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)]
     not_visible: Annotated[list[Word], Meta(max_length=4096)]  # by older recorders
+    launcher: Word  # "ray", which ends its processes by killing them; of no others
     process_start_ns: Time
     ranks_per_node: Size
     first_step: Step

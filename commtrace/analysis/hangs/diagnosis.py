@@ -10,6 +10,7 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.engines import EngineUse
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.flight_recorder import FlightEvidence
+from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.hangs.rank_state import LastActivity
 from commtrace.analysis.hangs.setup import SetupHang
 from commtrace.analysis.hangs.stops import HUNG, Chains, Stop
@@ -34,6 +35,7 @@ class ExaminedRun(NamedTuple):
     last_written_ns: int | None  # epoch ns of the last write of any rank; None if unknown
     versions: Mapping[str, str]
     differing_versions: Mapping[str, Mapping[str, tuple[int, ...]]]  # ranks by package that must agree, version
+    earlier_attempts: tuple[EarlierAttempt, ...] = ()  # of the same job, oldest first
 
 
 class Failure(NamedTuple):
@@ -57,6 +59,7 @@ class ExaminedRank(NamedTuple):
     last_written_ns: int | None
     behind_ns: int | None
     process: str | None
+    launcher: str | None  # that ended it by killing it, as it does when a job is done
     exception: str | None  # type of the uncaught one
     exception_at: str | None  # innermost frame outside of libraries, as ``file:line function``
     stack: tuple[str, ...]  # of the main thread when no Python thread could run, innermost first

@@ -28,6 +28,7 @@ from commtrace.analysis.hangs.flight_recorder import (
     flight_evidence,
     with_flight_calls,
 )
+from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
 from commtrace.analysis.hangs.other_worlds import with_other_worlds
 from commtrace.analysis.hangs.rank_state import Ending, find_endings, last_activity, own_frame
 from commtrace.analysis.hangs.setup import find_setup_hang
@@ -94,7 +95,7 @@ def examine(
         first = None  # The end of a job that hung does not show why it hung.
     evidence = flight_evidence(run, flight, stops, (call.rank for call in flight_calls)) if flight_calls else None
     diagnosis = Diagnosis(
-        run=_identity(run, endings),
+        run=_identity(run, endings, earlier_attempts(run, now_ns=now_ns, ask=ask)),
         ranks=tuple(
             _rank(heard.ranks[rank], heard, endings[rank], arrivals[rank], groups) for rank in sorted(heard.ranks)
         ),
@@ -122,7 +123,7 @@ def examine(
     return replace(diagnosis, hang=hang, findings=tuple(findings), notes=tuple(notes))
 
 
-def _identity(run: Run, endings: Mapping[int, Ending]) -> ExaminedRun:
+def _identity(run: Run, endings: Mapping[int, Ending], earlier: tuple[EarlierAttempt, ...]) -> ExaminedRun:
     metadata = run.any_metadata
     writes = [ending.last_ns for ending in endings.values() if ending.last_ns is not None]
     return ExaminedRun(
@@ -138,6 +139,7 @@ def _identity(run: Run, endings: Mapping[int, Ending]) -> ExaminedRun:
         last_written_ns=max(writes, default=None),
         versions=dict(metadata.versions),
         differing_versions=_differing_versions(run.ranks.values()),
+        earlier_attempts=earlier,
     )
 
 
@@ -166,6 +168,7 @@ def _rank(
         last_written_ns=ending.last_ns,
         behind_ns=ending.behind_ns,
         process=ending.process,
+        launcher=ending.launcher or None,
         exception=ending.exception or None,
         exception_at=own_frame(trace.exception_frames),
         stack=trace.stack,

@@ -13,6 +13,7 @@ from commtrace.analysis.hangs.setup import setup_findings
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Elsewhere, Link, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
+from commtrace.trace.files.locate import OF_OTHER_RUNS
 from commtrace.trace.metadata import IMPORTED_FROM, KINETO, UNKNOWN_ROLE
 from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 
@@ -284,7 +285,7 @@ def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[l
     notes = [*_notes(diagnosis)]
     # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
     for problem in diagnosis.problems:
-        is_note = problem in limits or "were left out; shown is run" in problem
+        is_note = problem in limits or OF_OTHER_RUNS in problem
         (notes if is_note else findings).append(problem)
     return findings, notes
 
@@ -530,6 +531,13 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
                 f"The {group_words(group.group)} has members of another world, which are recorded apart: how long they "
                 "wait for each other is not known from the files of this one."
             )
+    ended = [one.rank for one in diagnosis.ranks if one.launcher]
+    if ended:
+        yield (
+            f"The files of {format_ranks(ended)} have no end: Ray kills its actors when it is done with them. It ended "
+            "all ranks together, and none was in a communication; the last second may be missing. An actor that calls "
+            "torch.distributed.destroy_process_group() or commtrace.stop() at the end of its work writes it."
+        )
     for path in diagnosis.coverage.not_visible:
         yield f"Not visible: {path}"
     if diagnosis.alignment.refused:

@@ -6,13 +6,19 @@ Times of different hosts are compared by their wall clocks, which is good enough
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, reports_activity
+from commtrace.analysis.matching.arrivals import (
+    GroupLabel,
+    RankArrivals,
+    describe_group,
+    open_communications,
+    reports_activity,
+)
 from commtrace.analysis.matching.operations import unfinished_rows
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
@@ -73,6 +79,7 @@ class Ending:
     behind_ns: int | None  # from then to the last write of any rank, or to now if the run goes on
     process: str | None  # see commtrace.trace.processes; None if unknown
     exception: str = ""  # type of the uncaught exception that ended it; else empty
+    launcher: str = ""  # that ended it by killing it, when nothing went on any more; else empty
 
 
 def find_endings(
@@ -104,7 +111,24 @@ def find_endings(
         endings[rank] = Ending(
             _state(trace, behind, processes[rank], goes_on), time, behind, processes[rank], trace.exception
         )
-    return endings
+    return {**endings, **_ended_by_launcher(run, endings)}
+
+
+def _ended_by_launcher(run: Run, endings: Mapping[int, Ending]) -> dict[int, Ending]:
+    """Return the ranks whose launcher killed them all together, as it does with a job that is done.
+
+    Ray kills its actors, whatever they have done. One that crashes leaves others behind that wait for it, or fail.
+    """
+    broken = {rank: ending for rank, ending in endings.items() if ending.state != ENDED}
+    are_done = all(
+        trace.launcher
+        and not (trace.failures or trace.exception or trace.stack or trace.command_failed)
+        and not any(open_communications(trace))
+        for trace in run.ranks.values()
+    )
+    if not are_done or any(ending.state != STOPPED for ending in broken.values()):
+        return {}
+    return {rank: replace(ending, state=ENDED, launcher=run.ranks[rank].launcher) for rank, ending in broken.items()}
 
 
 def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: bool) -> str:

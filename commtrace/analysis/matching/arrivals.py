@@ -153,7 +153,7 @@ def known_groups(run: Run) -> dict[int, Group]:
 def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
     ended, longest = _ended(trace)
     messages = _messages(trace, send)
-    in_flight = () if trace.closed else tuple(sorted(_in_flight(trace), key=lambda one: not one.blocking))
+    in_flight = () if trace.closed else tuple(sorted(open_communications(trace), key=lambda one: not one.blocking))
     launched = dict(ended)
     if trace.activity is not None:
         for group, count in trace.activity.collectives.items():
@@ -238,7 +238,8 @@ def _longest_messages(trace: RankTrace) -> dict[int, int]:
     return longest
 
 
-def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
+def open_communications(trace: RankTrace) -> Iterable[InFlight]:
+    """Yield what a rank had launched and what had not ended when it last wrote."""
     spans = trace.spans
     is_dump = trace.metadata.is_dump  # which has rows of all operations
     for one in trace.in_flight:

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,15 +27,21 @@ _CREATORS: Final = ("_update_default_pg", "_new_group_with_tag", "_register_pg_i
 ``init_process_group`` calls the first one, ``split_group`` the last."""
 
 
-def watch_creation(tracer: Tracer) -> Callable[[], None]:
-    """Register groups as they are created, in the same order on every member; return the function that undoes it."""
+def watch_creation(tracer: Tracer, joined: Callable[[], bool] = lambda: False) -> Callable[[], None]:
+    """Register groups as they are created, in the same order on every member; return the function that undoes it.
+
+    ``joined`` is called when a default group has been made; it returns True if that is another recording's.
+    """
     from torch.distributed import distributed_c10d
 
     hooks = Hooks(CREATION, tracer)
 
-    def register(_begun: bool, group: object) -> None:
-        if group is not RAISED:
-            tracer.groups.register_known_groups()
+    def register(is_default: bool, group: object) -> None:
+        if group is RAISED:
+            return
+        if is_default and distributed_c10d.is_initialized() and joined():
+            return
+        tracer.groups.register_known_groups()
 
     def note_rendezvous(args: Arguments, kwargs: Keywords) -> None:
         rank, size = _argument(args, kwargs, "rank", 1), _argument(args, kwargs, "world_size", 2)
@@ -50,12 +57,17 @@ def watch_creation(tracer: Tracer) -> Callable[[], None]:
         hooks.replace(distributed_c10d, "rendezvous", hooks.around(note_rendezvous))
         hooks.replace(distributed_c10d, "_new_process_group_helper", hooks.around(note_group))
         for name in _CREATORS:
-            hooks.replace(distributed_c10d, name, hooks.around(lambda args, kwargs: True, register))
+            begin = partial(_is_default, name)
+            hooks.replace(distributed_c10d, name, hooks.around(begin, register))
         tracer.groups.register_known_groups()
     except BaseException:
         restore()
         raise
     return restore
+
+
+def _is_default(creator: str, _args: Arguments, _kwargs: Keywords) -> bool:
+    return creator == _CREATORS[0]
 
 
 def _argument(args: Arguments, kwargs: Keywords, name: str, position: int) -> Any:

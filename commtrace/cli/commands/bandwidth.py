@@ -23,6 +23,7 @@ from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
+    AttemptOption,
     ClusterOption,
     JsonOption,
     RunsArgument,
@@ -80,6 +81,7 @@ class BandwidthReport:
 
 def bandwidth(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     by: Annotated[By, typer.Option(help="Divide further by the bytes of a call, or by process group.")] = By.OPERATION,
     steps: StepsOption = "",
     json_output: JsonOption = False,
@@ -92,7 +94,7 @@ def bandwidth(
     would take as long as the ranks compute: a network slower than that cannot hide them. A link between two nodes that
     carries much less than the others is named.
     """
-    run = run_directory(runs)
+    run = run_directory(runs, attempt)
     with chosen_workers(workers, cluster) as chosen:
         measured = measure_run(
             run.absolute() if cluster else run, partial(_measure, detail=_DETAIL[by]), steps or None, chosen

@@ -25,10 +25,10 @@ from commtrace.analysis.hangs.flight_recorder import FlightCall
 from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
-from commtrace.cli.arguments import JsonOption, run_directory
+from commtrace.cli.arguments import AttemptOption, JsonOption, run_directory
 from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
-from commtrace.cli.views import clock_line
+from commtrace.cli.views import attempt_lines, clock_line, moved_ranks_lines
 from commtrace.cli.worlds import job_verdict, worlds_of_job
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.flight_recorder import read_flight_record, with_members
@@ -58,6 +58,7 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    attempt: AttemptOption = None,
     json_output: JsonOption = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Print the last activity of every rank, not only of those concerned.")
@@ -76,19 +77,19 @@ def doctor(
     Exit code: 0 if nothing was found, 1 if something was, 2 if the run cannot be read.
     """
     if not runs:
-        if flight_recorder or all_ranks:
+        if flight_recorder or all_ranks or attempt is not None:
             raise ConfigurationError(
-                "--flight-recorder and --all-ranks are about a run: name it, or commtrace-runs/latest"
+                "--flight-recorder, --attempt and --all-ranks are about a run: name it, or commtrace-runs/latest"
             )
         _check_installation(as_json=json_output)
         return
     flight_calls = read_flight_calls(flight_recorder or [])
-    if worlds := worlds_of_job(runs):
+    if attempt is None and (worlds := worlds_of_job(runs)):
         if flight_calls:
             raise ConfigurationError("--flight-recorder is about one world: name its directory")
         _examine_job(worlds, as_json=json_output, all_ranks=all_ranks)
         return
-    run = run_directory(runs)
+    run = run_directory(runs, attempt)
     diagnosis = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:
         sys.stdout.write(json.dumps(_to_json(diagnosis), allow_nan=False) + "\n")
@@ -196,11 +197,20 @@ def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None
     for sentence in diagnosis.hang.sentences:
         style = "bold red" if not sentence.startswith(" ") else ""
         console.print(escape(sentence), style=style, soft_wrap=True)
+    for line in moved_ranks_lines(_named(diagnosis), diagnosis.run.earlier_attempts):
+        console.print(escape(line), soft_wrap=True)
     if diagnosis.hang.sentences:
         console.print()
     _print_activity(console, diagnosis)
     _print_groups(console, diagnosis)
     _print_invisible(console, diagnosis)
+
+
+def _named(diagnosis: Diagnosis) -> Iterable[int]:
+    """Return the ranks at which the findings lead: the roots of a hang, and those that failed first or fell silent."""
+    first = diagnosis.first_failure
+    silent = (one.rank for one in diagnosis.ranks if one.state == SILENT or one.exception)
+    return (*(root.rank for root in diagnosis.hang.chains.roots), *(first.ranks if first else ()), *silent)
 
 
 _MARKS: Final = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
@@ -227,6 +237,8 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
         f"[bold]Run {escape(run.id)}[/]{attempt} · {recorded} of {run.world_size} ranks have readable files · "
         f"{escape(run.backend or 'no backend')} · {escape(hosts)}"
     )
+    for line in attempt_lines(run.earlier_attempts):
+        yield escape(line)
     states = run.states
     last = run.last_written_ns
     source = run.versions.get(IMPORTED_FROM)

@@ -14,7 +14,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.step_totals import step_totals
 from commtrace.analysis.steps.choice import load_window
 from commtrace.analysis.timeline import Timeline
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, StepsOption, run_directory
+from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import PlainConsole, duration, share, write_csv, write_parquet
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
@@ -37,6 +37,7 @@ class Format(str, Enum):
 
 def export(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     format: Annotated[
         Format,
         typer.Option(
@@ -72,7 +73,7 @@ def export(
     With aicb, the communication log of one rank as AICB writes it, and AICB's tables. With simai, a measured step of
     one rank as a SimAI workload, the overlap ratios and the row of results of SimAI-Analytical, and compute files.
     """
-    run = run_directory(runs)
+    run = run_directory(runs, attempt)
     if rank is not None and format not in (Format.AICB, Format.SIMAI):
         raise ConfigurationError("--rank belongs to --format aicb and simai; the other formats have all ranks")
     if format in (Format.AICB, Format.SIMAI):

@@ -20,6 +20,7 @@ from commtrace.analysis.stragglers.verdict import Verdict, format_cause
 from commtrace.analysis.summary import Summary
 from commtrace.cli.arguments import JsonOption, RunsDirectoryArgument
 from commtrace.cli.output import UNKNOWN, duration, share, text_table, wide_console
+from commtrace.cli.views import attempt_lines
 from commtrace.errors import CommtraceError
 from commtrace.history.facts import CUT_OFF, RunFacts
 from commtrace.history.hosts import HostReport, HostTally, tally_hosts
@@ -126,6 +127,9 @@ def print_runs(console: Console, runs: RunList) -> None:
         if run.facts is not None:
             table.add_row(*map(escape, _row(run, run.facts)))
     console.print(table)
+    for run in runs.runs:
+        for line in attempt_lines(run.facts.earlier_attempts if run.facts is not None else ()):
+            console.print(f"{escape(run.directory)}: {escape(line)}", soft_wrap=True)
     for run in runs.runs:
         for problem in run.problems:
             console.print(f"[yellow]![/] {escape(run.directory)}: {escape(problem)}")

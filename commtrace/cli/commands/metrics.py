@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commtrace.analysis.path_totals import PathTotals
-from commtrace.cli.arguments import DEFAULT_RUNS, JsonOption, RunsArgument, run_directory
+from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, JsonOption, RunsArgument, run_directory
 from commtrace.errors import CommtraceError, MissingExtraError, RunNotFoundError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _SECONDS = 15.0
 
 def metrics(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write a file for node-exporter, such as x.prom.", show_default=False),
@@ -46,7 +47,7 @@ def metrics(
     """
     from commtrace.exporters.prometheus.critical_path import PathCollector
 
-    run = run_directory(runs)
+    run = run_directory(runs, attempt)
     totals = PathTotals(run)
     collector = PathCollector(totals)
     pause = every or (_SECONDS if serve else 0.0)

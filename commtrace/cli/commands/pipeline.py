@@ -17,6 +17,7 @@ from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
+    AttemptOption,
     ClusterOption,
     JsonOption,
     RunsArgument,
@@ -31,6 +32,7 @@ from commtrace.cli.views import print_basis
 
 def pipeline(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     steps: StepsOption = "",
     json_output: JsonOption = False,
     workers: WorkersOption = None,
@@ -42,7 +44,7 @@ def pipeline(
     by phase (warm-up, steady, cool-down) and by cause: the ideal schedule, differences between stages, differences
     between microbatches and ranks, and transfers.
     """
-    run = run_directory(runs)
+    run = run_directory(runs, attempt)
     with chosen_workers(workers, cluster) as chosen:
         opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
         found = find_pipeline(opened)

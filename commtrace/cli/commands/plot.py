@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from commtrace.analysis.windows.run import open_run
-from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, StepsOption, run_directory
+from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import PlainConsole
 from commtrace.errors import ConfigurationError
 from commtrace.plots.heat_map import SLOWNESS, VALUES
@@ -46,6 +46,7 @@ class By(str, Enum):
 def plot(
     figure: Annotated[Figure, typer.Argument(metavar="timeline|breakdown|heat-map", help="What to draw.")],
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -90,7 +91,7 @@ def plot(
     of the report. Needs the extra "plot": pip install 'commtrace[plot]'.
     """
     target = output or Path(f"{figure.value}.svg")
-    path = run_directory(runs)
+    path = run_directory(runs, attempt)
     if step is not None and not steps:
         steps = str(step)  # also the warm-up can be drawn, and no other step is read
     with PlainConsole(stderr=True).status(f"Drawing {target}"):

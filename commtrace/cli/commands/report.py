@@ -16,6 +16,7 @@ from commtrace.analysis.timeline import Timeline, step_durations
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
+    AttemptOption,
     ClusterOption,
     JsonOption,
     KeepOption,
@@ -51,6 +52,7 @@ class WrittenReport:
 
 def report(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     steps: StepsOption = "",
     against: Annotated[
@@ -68,8 +70,8 @@ def report(
     that --steps asks for. With --against, it shows what differs from another run, and the typical step of that run
     under the steps of this one.
     """
-    check_keeps_whole_run(keep, runs, steps)
-    path = run_directory(runs)
+    check_keeps_whole_run(keep, runs, steps, attempt is not None)
+    path = run_directory(runs, attempt)
     with Console(stderr=True).status(f"Writing {output}"), chosen_workers(workers, cluster) as chosen:
         run = open_run(path.absolute() if cluster else path, steps or None, chosen)
         summary, views, work = summarise_with_views(run, is_whole=not steps)

@@ -21,6 +21,7 @@ from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
+    AttemptOption,
     ClusterOption,
     JsonOption,
     KeepOption,
@@ -60,6 +61,7 @@ _LEGEND: Final = (
 
 def straggler(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     steps: StepsOption = "",
     baseline: Annotated[
         str,
@@ -77,8 +79,8 @@ def straggler(
     keeps its measured durations. M_W is the share of the slowdown that disappears if the slowest 3 % of workers (at
     least one) are ideal, M_S likewise for the last stage.
     """
-    check_keeps_whole_run(keep, runs, steps, baseline)
-    run = run_directory(runs)
+    check_keeps_whole_run(keep, runs, steps, baseline, attempt is not None)
+    run = run_directory(runs, attempt)
     with chosen_workers(workers, cluster) as chosen:
         path, reference = (Path(one).absolute() if cluster else one for one in (run, baseline))
         normal = baseline_of(reference, chosen) if baseline else None

@@ -28,6 +28,7 @@ from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     STEPS_HELP,
+    AttemptOption,
     BaselineOption,
     ClusterOption,
     JsonOption,
@@ -56,11 +57,13 @@ from commtrace.cli.output import (
 )
 from commtrace.cli.utilization import Recomputed, UtilizationOptions, measure_utilization, utilization_lines
 from commtrace.cli.views import (
+    attempt_lines,
     clock_line,
     critical_path_lines,
     detail_lines,
     lost_time_lines,
     memory_lines,
+    moved_ranks_lines,
     print_awaited,
     print_baseline,
     print_stragglers,
@@ -75,6 +78,7 @@ from commtrace.trace.json_values import to_json
 
 def summary(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     steps: Annotated[
         str,
         typer.Option(
@@ -121,14 +125,14 @@ def summary(
     Of a directory that holds the worlds of one job, as trainers and rollout engines are, prints each world at a glance
     and how to read it.
     """
-    if worlds := worlds_of_job(runs):
+    if attempt is None and (worlds := worlds_of_job(runs)):
         if json_output:
             sys.stdout.write(json.dumps(job_to_json(worlds), allow_nan=False) + "\n")
         else:
             print_job(wide_console(), worlds, "summary")
         return
-    check_keeps_whole_run(keep, runs, steps)
-    run = run_directory(runs)
+    check_keeps_whole_run(keep, runs, steps, attempt is not None)
+    run = run_directory(runs, attempt)
     measured = None if baseline is None else read_baseline(baseline)
     options = UtilizationOptions(flops_per_step, plan, recompute, peak_tflops, achievable_tflops)
     with chosen_workers(workers, cluster) as chosen:
@@ -160,6 +164,9 @@ def print_summary(
         console.print(line)
     console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
     print_stragglers(console, summary.stragglers)
+    slow = (rank for verdict in summary.stragglers for rank in verdict.ranks)
+    for line in moved_ranks_lines(slow, summary.run.earlier_attempts):
+        console.print(escape(line))
     print_awaited(console, summary.awaited, summary.stragglers)
     for abstention in summary.abstentions:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
@@ -201,6 +208,8 @@ def _header(summary: Summary) -> Iterable[str]:
         f"[bold]Run {escape(run.id)}[/]{attempt} · {num_ranks}{recorded} on {escape(where)} · "
         f"{escape(run.backend or 'no backend')} · {escape(run.device)}"
     )
+    for line in attempt_lines(run.earlier_attempts):
+        yield escape(line)
     if run.iterations:
         yield f"[yellow]![/] {escape(run.iterations)}"
     parallel = " × ".join(f"{name} {size}" for name, size in run.parallel.items() if size > 1)

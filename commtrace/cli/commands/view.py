@@ -22,7 +22,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from commtrace.analysis.timeline import Timeline
-from commtrace.cli.arguments import ClusterOption, WorkersOption, chosen_workers, tell_of_worlds
+from commtrace.cli.arguments import (
+    AttemptOption,
+    ClusterOption,
+    WorkersOption,
+    chosen_workers,
+    run_directory,
+    tell_of_worlds,
+)
 from commtrace.cli.commands.whatif import predict_for_page
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
@@ -48,6 +55,7 @@ def view(
         Path | None,
         typer.Option(help="Another run: show what differs, and its typical step.", show_default=False),
     ] = None,
+    attempt: AttemptOption = None,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
@@ -59,6 +67,10 @@ def view(
     under the steps of this one.
     """
     single = _single_run(run)
+    if attempt is not None:
+        if single is None:
+            raise ConfigurationError(f"{run} holds several runs: name the one whose attempt {attempt} is meant.")
+        single = run_directory([single], attempt)
     if against:
         against = find_run_directory(against).absolute()
         if single is None:

@@ -30,7 +30,7 @@ from commtrace.analysis.prediction.predict import TARGET_ERROR, Outcome, Predict
 from commtrace.analysis.prediction.predicted_run import predicted_ranks
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
-from commtrace.cli.arguments import DEFAULT_RUNS, JsonOption, RunsArgument, StepsOption, run_directory
+from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, JsonOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.installation import own_command
@@ -138,6 +138,7 @@ OutputOption = Annotated[
 
 def whatif(
     runs: RunsArgument = DEFAULT_RUNS,
+    attempt: AttemptOption = None,
     bandwidth: BandwidthOption = None,
     latency: LatencyOption = None,
     overlap: OverlapOption = None,
@@ -170,7 +171,7 @@ def whatif(
         recompute=None if recompute is None else recompute is Switch.ON,
         weight_share=weight_share,
     )
-    run = run_directory(runs)
+    run = run_directory(runs, attempt)
     opened = open_run(run, steps or None)
     analysis = _read(opened)
     outcome = _outcome(analysis, _with_recorded_layers(changes, analysis.recorded), without_slow_rank or [])
@@ -236,7 +237,7 @@ def _write(outcome: Outcome, output: Path, run: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="commtrace-") as folder, redirect_stdout(io.StringIO()):
         predicted = Path(folder) / "whatif"
         write_predicted(outcome, predicted)
-        report([predicted], output, against=run, workers=1)
+        report([predicted], output=output, against=run, workers=1)
 
 
 def write_predicted(outcome: Outcome, directory: Path) -> None:

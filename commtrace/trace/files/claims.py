@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -65,6 +65,7 @@ class Claim:
         folder: returns the ``n``-th directory that the world may have, from 1.
         files: where the file system is called.
         now: clock, in seconds.
+        predecessors: keys of worlds whose processes make this one: it goes on in their directory.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Claim:
         folder: Callable[[int], Path],
         files: FileCalls = HERE,
         now: Callable[[], float] = time.monotonic,
+        predecessors: Set[str] = frozenset(),
     ) -> None:
         self._own, self._folder, self._files, self._now = own, folder, files, now
+        self._predecessors = predecessors
         self._number = 1
         self._watched: _Watched | None = None
 
@@ -86,7 +89,9 @@ class Claim:
         """
         while self._number <= _MOST_WORLDS:
             folder = self._folder(self._number)
-            is_ours, self._watched = self._files.call(_take, folder, self._own, self._watched, self._now())
+            is_ours, self._watched = self._files.call(
+                _take, folder, self._own, self._predecessors, self._watched, self._now()
+            )
             if is_ours is None:
                 return None
             if is_ours:
@@ -95,7 +100,7 @@ class Claim:
         raise FileExistsError(f"{_MOST_WORLDS} worlds hold {self._folder(1)} and the directories beside it")
 
 
-def _take(folder: Path, own: Holder, watched: _Watched | None, now: float) -> _Look:
+def _take(folder: Path, own: Holder, predecessors: Set[str], watched: _Watched | None, now: float) -> _Look:
     folder.mkdir(parents=True, exist_ok=True)
     newest = _newest_claim(folder)
     while True:
@@ -103,7 +108,10 @@ def _take(folder: Path, own: Holder, watched: _Watched | None, now: float) -> _L
             holder = _read(newest)
             if holder is not None and holder.world == own.world:
                 return _Look(True, None)
-            is_held, watched = _is_held(folder, newest, holder, own, watched, now)
+            if holder is None or holder.world not in predecessors:
+                is_held, watched = _is_held(folder, newest, holder, own, watched, now)
+            else:
+                is_held = False
             if is_held is not False:
                 return _Look(None if is_held is None else False, watched)
         further = folder / f"world-{0 if newest is None else _number(newest) + 1:04d}.json"

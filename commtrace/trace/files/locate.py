@@ -30,6 +30,9 @@ NEWEST_RUN: Final = RUNS / LATEST
 
 _MOST_RUNS: Final = 12
 
+OF_OTHER_RUNS: Final = "of other runs or attempts in the same directory"
+"""Words of a problem that is no fault: a directory may hold more than what is shown."""
+
 
 _MARGIN_NS: Final = 30_000_000_000
 """Ranks of a job begin within seconds of each other, but one may have to wait for its disk."""
@@ -181,9 +184,7 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
         named = [launch.name for launch in launches if launch not in joined and launch.name != newest.name]
         which = f" ({_abbreviated(named, _MOST_NAMES)})" if named else ""
         counted, were = ("1 segment", "was") if others == 1 else (f"{others} segments", "were")
-        problems.append(
-            f"{counted} of other runs or attempts in the same directory {were} left out{which}; shown is {newest.name}."
-        )
+        problems.append(f"{counted} {OF_OTHER_RUNS} {were} left out{which}; shown is {newest.name}.")
     return dict(sorted(chosen.items()))
 
 
@@ -209,6 +210,25 @@ class Launch:
 
 def newest_launch(segments: list[Segment]) -> Launch | None:
     return max(_launches(segments), key=lambda launch: launch.session, default=None)
+
+
+def attempts_of_newest_run(segments: list[Segment]) -> list[int]:
+    """Return the numbers of the attempts of the run that was recorded last."""
+    newest = newest_launch(segments)
+    return sorted({one.metadata.attempt for one in segments if newest and one.metadata.run_id == newest.run_id})
+
+
+def until_attempt(segments: list[Segment], attempt: int) -> list[Segment]:
+    """Return the segments that were there when an attempt of the run that was recorded last had ended."""
+    newest = newest_launch(segments)
+    run_id = None if newest is None else newest.run_id
+    later = {one.path for one in segments if one.metadata.run_id == run_id and one.metadata.attempt > attempt}
+    began = min((one.metadata.session for one in segments if one.path in later), default=None)
+    return [
+        one
+        for one in segments
+        if one.path not in later and (began is None or one.metadata.run_id == run_id or one.metadata.session < began)
+    ]
 
 
 def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:

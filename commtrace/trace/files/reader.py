@@ -89,14 +89,19 @@ def load_files(files: RunFiles, steps: StepRange | None = None) -> Run:
     return _loaded(files.directory, files.segments, steps, [*files.problems], are_all=True)
 
 
-def load_earlier_attempts(run: Run) -> Iterator[Run]:
-    """Yield the attempts of the same job before this one, oldest first, if their files lie beside it."""
+def load_earlier_attempts(run: Run, *, only_ends: bool = False) -> Iterator[Run]:
+    """Yield the attempts of the same job before this one, oldest first, if their files lie beside it.
+
+    With ``only_ends``, only the last segment of each rank is read.
+    """
     newest = run.any_metadata
     if not newest.attempt or not run.path.is_dir():
         return
     found = [one for one in _scan(run.path, []) if one.metadata.run_id == newest.run_id]
     for attempt in sorted({one.metadata.attempt for one in found if one.metadata.attempt < newest.attempt}):
         segments = newest_session([one for one in found if one.metadata.attempt == attempt], [], _described)
+        if only_ends:
+            segments = {rank: own[-1:] for rank, own in segments.items()}
         yield _loaded(run.path, segments, None, [])
 
 
@@ -141,6 +146,11 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[int, list[Segment]]:
     """Return the ``newest`` last segments of each rank of the newest attempt, oldest first."""
     return newest_session(_scan(directory, problems, newest), problems, _described)
+
+
+def segments_in(directory: Path) -> list[Segment]:
+    """Return all segments of a run directory with a readable header."""
+    return _scan(directory, [])
 
 
 def newest_launch_in(directory: Path) -> Launch | None:

@@ -69,7 +69,8 @@ def _with_exit(trace: RankTrace, names: Iterable[str]) -> RankTrace:
             if match[3]:
                 return replace(trace, shell_hides_end=True)
             # That it left its job counts only where the job did not fail after that.
-            return replace(trace, has_left=int(match[2]) == 0)
+            is_success = int(match[2]) == 0
+            return replace(trace, has_left=is_success, command_failed=not is_success)
     return trace
 
 

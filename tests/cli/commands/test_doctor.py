@@ -4,11 +4,14 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from commtrace.trace import schema
+from commtrace.trace.files.rank_files import write_exit
 from commtrace.trace.files.writer import SegmentWriter
 from tests.importers.test_flight_recorder import entry, write_dump
 from tests.json_schemas import errors
@@ -116,3 +119,35 @@ def test_a_dump_that_wants_to_run_code_is_refused(tmp_path: Path) -> None:
     result = runner.invoke(app, ["doctor", str(healthy(tmp_path / "run")), "--flight-recorder", str(evil)])
     assert result.exit_code == 2
     assert "only plain values" in result.output
+
+
+def of_actors(directory: Path, *, launcher: str = "ray", in_flight: int = -1, exit_code: int = -1) -> Any:
+    """Two ranks whose files have no end. Rank ``in_flight`` was in a communication."""
+    for rank in range(2):
+        rows = [mark("topology", {"launcher": launcher} if launcher else {}), *steps(0, 3)]
+        if rank == in_flight:
+            rows.append(
+                mark("in_flight", [{"operation": "all_reduce", "group": 5, "seq": 0, "peer": -1, "start": 250}])
+            )
+        folder = write_rank(directory, rows, rank=rank, world_size=2, session=1_000 + rank)
+        if exit_code >= 0:
+            write_exit(folder, 1_000 + rank, exit_code)
+    result = runner.invoke(app, ["doctor", str(directory), "--json"])
+    return result.exit_code, json.loads(result.output)
+
+
+def test_actors_that_ray_has_killed_together_have_not_crashed(tmp_path: Path) -> None:
+    code, answer = of_actors(tmp_path / "run")
+
+    assert (code, answer["findings"]) == (0, [])
+    assert [(rank["state"], rank["launcher"]) for rank in answer["ranks"]] == [("ended", "ray")] * 2
+    assert "The files of ranks 0–1 have no end: Ray kills its actors when it is done with them." in answer["notes"][0]
+
+
+@pytest.mark.parametrize("changes", [{"in_flight": 1}, {"launcher": ""}, {"exit_code": 1}])
+def test_actors_that_were_not_done_have_broken_off(changes: dict[str, Any], tmp_path: Path) -> None:
+    code, answer = of_actors(tmp_path / "run", **changes)
+
+    assert code == 1
+    assert any("break off" in finding for finding in answer["findings"])
+    assert [rank["launcher"] for rank in answer["ranks"]] == [None, None]

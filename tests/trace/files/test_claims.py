@@ -72,6 +72,18 @@ def test_a_later_world_of_the_same_process_goes_on_in_its_directory(tmp_path: Pa
     assert Claim(HERE, below(tmp_path)).settle() == 1
 
 
+def test_a_world_of_which_another_one_is_made_leaves_it_the_directory_though_its_process_lives(tmp_path: Path) -> None:
+    before = HERE._replace(world="b" * 16, pid=os.getppid(), launch="one launch of both")
+    write_claim(tmp_path / "run-1", before)
+    own = HERE._replace(launch="one launch of both")
+
+    assert Claim(own, below(tmp_path), predecessors={before.world}).settle() == 1
+    assert holder_of(tmp_path / "run-1") == own
+    # The other half of a world that divides finds that one there.
+    other_half = own._replace(world="c" * 16, pid=os.getppid())
+    assert Claim(other_half, below(tmp_path), predecessors={before.world}).settle() == 2
+
+
 @pytest.mark.parametrize(("attempt", "number"), [(0, 2), (1, 1)])
 def test_of_one_launch_a_world_that_has_ended_keeps_its_directory_unless_it_is_started_again(
     tmp_path: Path, attempt: int, number: int

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
+from commtrace.analysis.matching.stages import Flow
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.grafana.dashboards import dashboards
@@ -32,6 +33,7 @@ def test_every_metric_is_documented() -> None:
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
     live = rank()
+    live.flow, live.marks.topology["coordinates"] = Flow(sender=0), {}  # a stage that nobody told
     live.joins, live.score, live.stragglers = True, 1.0, (live_straggler(),)
     live.budget.add([Row(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})
     live.split = {("all_reduce", "dp"): Split(1, 1)}

@@ -207,9 +207,10 @@ static void push_issuing(int64_t op_id, int64_t task, Call call) {
     issuing[num_issuing++] = (Issuing){op_id, task, recording, call};
 }
 
-static bool pop_issuing(int64_t op_id, Issuing *popped) {
+/* Numbers are a group's, and what was refused in an earlier recording may still be there. */
+static bool pop_issuing(const Group *group, int64_t op_id, Issuing *popped) {
     for (int i = num_issuing - 1; i >= 0; i--) {
-        if (issuing[i].op_id == op_id) {
+        if (issuing[i].op_id == op_id && issuing[i].call.group == group && issuing[i].recording == recording) {
             *popped = issuing[i];
             drop_issuing(i + 1, num_issuing); /* refused: they had no post-hook */
             num_issuing = i;
@@ -348,18 +349,16 @@ static void after_bucket(Issuing *sent, PyObject *work) {
 }
 
 static void post(const GroupHook *hook, PyObject *arguments, bool *is_slow) {
-    (void)hook;
     int64_t op_id;
     Issuing sent;
     *is_slow = true;
-    if (num_issuing == 0 || !attribute_as_int64(arguments, name_op_id, &op_id) || !pop_issuing(op_id, &sent)) {
+    if (num_issuing == 0 || !attribute_as_int64(arguments, name_op_id, &op_id) || !pop_issuing(hook->group, op_id, &sent)) {
         return;
     }
     *is_slow = false;
     Call *call = &sent.call;
     PyObject *work = NULL;
-    bool is_ours = call->session == session && sent.recording == recording;
-    if (is_ours) {
+    if (call->session == session) {
         call->facts.seq = group_next_collective(call->group); /* here: what is refused takes no number */
         work = call->way == RECORD ? PyObject_GetAttr(arguments, name_work) : NULL;
     }
@@ -474,6 +473,10 @@ static PyObject *python_configure_hooks(PyObject *module, PyObject *arguments, P
         keep(kept[i], given[i]);
     }
     all_reduce = number;
+    if (depth == 0) { /* what was refused in an earlier recording; in a hook it may be under way */
+        drop_issuing(0, num_issuing);
+        num_issuing = 0;
+    }
     recording = ++num_recordings_so_far;
     Py_RETURN_NONE;
 }

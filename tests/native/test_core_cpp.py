@@ -517,10 +517,24 @@ def test_a_stop_within_a_hook_is_told_and_nothing_follows(hooks: Hooks) -> None:
 def test_a_hook_of_another_recording_does_nothing(hooks: Hooks) -> None:
     earlier, begun = (hooks.pre, hooks.post), hooks.begin()
     hooks.configure()
-    hooks.end(begun, Work())  # of an operation that the earlier one has seen begin
+    hooks.end(begun, Work())  # of an operation that the earlier one has seen begin: Python's does not know it
+    assert hooks.slow == [("post", begun)]
     hooks.pre, hooks.post = earlier
     hooks.send()
-    assert (hooks.slow, hooks.core.counters.launched, hooks.core.core.pending()) == ([], 0, [])
+    assert (hooks.slow[1:], hooks.core.counters.launched, hooks.core.core.pending()) == ([], 0, [])
+
+
+def test_another_groups_operation_may_have_the_number_of_one_that_was_refused(hooks: Hooks) -> None:
+    hooks.begin()  # refused
+    other = ProcessGroup()
+    hooks.core.counters = hooks.core.group(other)
+    hooks.configure()
+    hooks.num_operations = 0
+    hooks.end(hooks.begin(tensors=[]), Work())  # which is Python's
+    assert hooks.slow == [("pre", 1), ("post", 1)]
+    hooks.num_operations = 0
+    hooks.send()
+    assert (len(hooks.slow), hooks.core.counters.launched) == (2, 1)
 
 
 def test_a_work_that_cannot_be_asked_is_told(hooks: Hooks) -> None:

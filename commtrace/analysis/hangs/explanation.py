@@ -517,9 +517,10 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
         yield f"Sizes differ at {len(harmless)} places, which is right for sparse tensors only; first {first}."
     for group in diagnosis.groups:
         if group.group.members:
+            has = "has" if any(member.world for member in group.group.members) else "may have"
             yield (
-                f"The {group_words(group.group)} has members of another world, which are recorded apart: how long they "
-                "wait for each other is not known from the files of this one."
+                f"The {group_words(group.group)} {has} members of another world, which are recorded apart: how long "
+                "they wait for each other is not known from the files of this one."
             )
     for path in diagnosis.coverage.not_visible:
         yield f"Not visible: {path}"

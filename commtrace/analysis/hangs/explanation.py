@@ -527,9 +527,10 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
         )
     for group in diagnosis.groups:
         if group.group.members:
+            has = "has" if any(member.world for member in group.group.members) else "may have"
             yield (
-                f"The {group_words(group.group)} has members of another world, which are recorded apart: how long they "
-                "wait for each other is not known from the files of this one."
+                f"The {group_words(group.group)} {has} members of another world, which are recorded apart: how long "
+                "they wait for each other is not known from the files of this one."
             )
     ended = [one.rank for one in diagnosis.ranks if one.launcher]
     if ended:

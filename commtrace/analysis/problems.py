@@ -14,6 +14,7 @@ from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.formatting import format_ranges, format_ranks
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.matched import Context
+from commtrace.analysis.matching.arrivals import describe_group, known_groups
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.steps.attempts import is_earlier
 from commtrace.analysis.steps.choice import DURATION_ONLY, WARM_UP, StepChoice
@@ -34,6 +35,7 @@ of a step on one rank may be at the start of the next on another.
 """
 
 _MOST_RANGES_LISTED: Final = 4
+_MOST_GROUPS: Final = 4
 
 
 class StepsThatMeet(NamedTuple):
@@ -116,6 +118,7 @@ def find_problems(
         *_drops(recorded.ranks.values()),
         *_clocks(alignment),
         *_matching(communication, steps_are_shown=bool(steps.used) or not steps.left_out),
+        *_over_worlds(recorded),
         *((NO_COMPUTE,) if any(row.count for row in communication) and not computes else ()),
     ]
 
@@ -218,6 +221,19 @@ def _matching(communication: Sequence[Communication], *, steps_are_shown: bool) 
     unfinished = sum(row.unfinished for row in communication)
     if unfinished:
         yield f"{unfinished} communications were never seen to end (nobody waited for them): no duration is known."
+
+
+def _over_worlds(run: Run) -> Iterable[str]:
+    labels = [describe_group(group, number) for number, group in known_groups(run).items() if group.is_over_worlds]
+    if labels:
+        names = ", ".join(
+            dict.fromkeys(f"{label.name or label.role} ({label.words})" for label in labels[:_MOST_GROUPS])
+        )
+        more = f" and {len(labels) - _MOST_GROUPS} more" if len(labels) > _MOST_GROUPS else ""
+        yield (
+            f"Groups with members in other worlds, which are recorded apart: {names}{more}. Waiting for those members "
+            "is not told from transfer."
+        )
 
 
 def _apart(traces: Iterable[RankTrace]) -> str:

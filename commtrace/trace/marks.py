@@ -10,7 +10,7 @@ ValueError: Expected `int`, got `str` - at `$.step`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from commtrace.trace import schema
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, is_plain_json
-from commtrace.trace.metadata import OUTSIDE, ClockAnchor, DeviceState, Group, Member, PeakMemory, RankMetadata
+from commtrace.trace.metadata import OUTSIDE, ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
 from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, TriggeredDetail
 from commtrace.trace.topology import Count, Number, Step, Time, Topology, Word
 
@@ -218,11 +218,7 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
 def _read_group(text: str, most_ranks: int) -> dict[str, Any]:
     detail: dict[str, Any] = all_printable(msgspec.to_builtins(decode_json(text, _TYPES["process_group"])))
     _check_members(detail["ranks"], most_ranks)
-    return {**detail, "ranks": tuple(detail["ranks"]), "members": _members(detail.get("members", ()))}
-
-
-def _members(details: Iterable[Mapping[str, Any] | None]) -> tuple[Member | None, ...]:
-    return tuple(None if detail is None else Member(**detail) for detail in details)
+    return Group.of_detail(detail)._asdict()
 
 
 def _check_members(ranks: list[int], most_ranks: int) -> None:
@@ -312,7 +308,7 @@ class Marks:
     def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
         """Collect a mark written at ``at_ns``; ignore unknown ones, and without a time also readings of the device."""
         if name == "process_group":
-            self.groups[detail["id"]] = Group(**detail)
+            self.groups[detail["id"]] = Group.of_detail(detail)
         elif name == "topology":
             self.topology = cast(Topology, {**self.topology, **detail})
         elif name == "dropped":

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, is_plain_json
 from commtrace.trace.json_values import JsonObject
@@ -184,6 +184,22 @@ class Group(NamedTuple):
             "members": [one and one._asdict() for one in self.members],
         }
         return {name: value for name, value in detail.items() if value or name not in _LATER_FIELDS}
+
+    @classmethod
+    def of_detail(cls, detail: Mapping[str, Any]) -> Group:
+        """Return the group of a mark, whose members are tables, or are members already."""
+        members = tuple(Member(**one) if isinstance(one, Mapping) else one for one in detail.get("members", ()))
+        return cls(**{**detail, "ranks": tuple(detail["ranks"]), "members": members})
+
+    def of_world(self, world: str) -> Group:
+        """Return the group with ``ranks`` instead of members if all of these are of one world.
+
+        A program may make a group at a store of its own without need.
+        """
+        ranks = [member.rank for member in self.members if member is not None and member.world == world != ""]
+        if not self.members or len(ranks) < len(self.members):
+            return self
+        return self._replace(ranks=tuple(sorted(ranks)), members=())
 
     def rank_in_world(self, peer: int, world: str) -> int:
         """Return the rank in a world of a peer; the peer itself if it is no member that is known to be of that world.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from commtrace.trace.metadata import Group, RankMetadata, group_id, measures_durations
+from commtrace.trace.metadata import OUTSIDE, Group, Member, RankMetadata, group_id, measures_durations
 from tests.trace.rows import metadata
 
 
@@ -45,3 +45,17 @@ def test_groups_are_told_apart_by_members_and_by_order_of_creation() -> None:
 
 def test_size_is_the_number_of_members() -> None:
     assert Group(id=1, ranks=(0, 4, 8), ordinal=0, role="dp").size == 3
+
+
+def test_a_group_at_a_store_of_its_own_whose_members_are_all_of_this_world_is_one_of_this_world() -> None:
+    members = [Member("a" * 16, "run", rank, "host", rank) for rank in (3, 1)]
+    group = Group(7, (), 0, "unknown", members=tuple(members))
+
+    assert group.of_world("a" * 16)[:2] == (7, (1, 3))
+    assert not group.of_world("a" * 16).is_over_worlds
+    assert group.of_world("b" * 16) is group
+    assert group.of_world("") is group
+    assert group._replace(members=(members[0], None)).of_world("a" * 16).is_over_worlds
+    assert [group.rank_in_world(peer, "a" * 16) for peer in (0, OUTSIDE, OUTSIDE + 1, OUTSIDE + 2)] == [
+        0, 3, 1, OUTSIDE + 2,
+    ]  # fmt: skip

@@ -277,7 +277,7 @@ def _trace(
     return RankTrace(
         metadata=marks.completed(metadata),
         spans=Spans.empty(),
-        groups=marks.groups,
+        groups={number: group.of_world(metadata.world) for number, group in marks.groups.items()},
         coordinates=marks.coordinates,
         parallel=marks.parallel,
         topology=without_place(marks.topology),

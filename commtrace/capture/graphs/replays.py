@@ -1,7 +1,6 @@
 """Replays of CUDA graphs as spans, by the methods of ``torch.cuda.CUDAGraph``; no graph is changed.
 
-torch ≥ 2.14 has hooks for the same, but those for replays are called with the exception of the replay lost: replaced
-methods serve all versions alike.
+torch ≥ 2.14 has hooks of graphs, too. These methods are Python's in every version that was tried: one way serves all.
 """
 
 from __future__ import annotations

@@ -89,14 +89,27 @@ def tell_of_captures(answers: Answers) -> None:
 def tell_of_replays(answers: Answers, variants: list[str]) -> None:
     """Answer whether replays contain what was captured, by the kernels and the results of two ranks."""
     outputs = {variant: answers.output / f"replays-{variant}" for variant in variants}
-    for variant, output in outputs.items():
-        run_job(["graph_replays.py", output, "nccl"], environment(variant, output), ranks=2, timeout=JOB_SECONDS)
+    with ThreadPoolExecutor() as pool:
+        failures = dict(zip(variants, pool.map(failure_of_replays, variants, outputs.values()), strict=True))
     for engine in variants[1:]:
+        failed = [f"{variant}: {failures[variant]}" for variant in (OFF, engine) if failures[variant]]
+        if failed:
+            answers.add("replays of graphs", "not recorded", engine, misses=failed)
+            continue
         misses = [
             f"rank {rank}: {miss}" for rank in range(2) for miss in replays.misses(outputs[engine], outputs[OFF], rank)
         ]
         figures = "; ".join(f"rank {rank}: {replays.figures(outputs[engine], rank)}" for rank in range(2))
         answers.add("replays of graphs", figures, engine, misses=misses)
+
+
+def failure_of_replays(variant: str, output: Path) -> str:
+    """Run the program; return the end of what it printed if it failed, else nothing."""
+    try:
+        run_job(["graph_replays.py", output, "nccl"], environment(variant, output), ranks=2, timeout=JOB_SECONDS)
+    except RuntimeError as error:
+        return str(error)[-300:]
+    return ""
 
 
 def tell_of_aborts(answers: Answers, variants: list[str]) -> None:

@@ -70,6 +70,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "identity",
         "installation",
         "launchers",
+        "side_process",
         "analysis",
         "history",
         "live",

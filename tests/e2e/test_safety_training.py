@@ -44,7 +44,7 @@ def test_results_are_bitwise_equal_and_a_window_records_exactly_its_steps(tmp_pa
     told = [line for line in recorded.stdout.splitlines() if "commtrace" in line]
     assert [line.partition(" to ")[0] for line in told] == ["commtrace: recording"]
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
-    assert files == ["rank-00000/spans-0000.arrows", "rank-00001/spans-0000.arrows"]
+    assert files == ["rank-00000/spans-0000.arrows", "rank-00001/spans-0000.arrows", "world-0000.json"]
     assert_window_is_recorded(tmp_path)
 
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import shlex
 import signal
 import subprocess
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 import commtrace._inject
-from commtrace import identity, launchers
+from commtrace import identity, launchers, side_process
+from commtrace.cli import ended_command
+from commtrace.cli.ended_command import EndedCommand
 from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, forwardable
-from commtrace.errors import CommtraceError
-from commtrace.identity import DEFAULT_DIRECTORY, RUN_ID_PLACE
-from commtrace.installation import own_command
+from commtrace.identity import DEFAULT_DIRECTORY
 
 _FORWARDED: Final = (
     signal.SIGINT,
@@ -33,6 +29,7 @@ _FORWARDED: Final = (
     signal.SIGUSR2,
 )
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_PATIENCE_SECONDS: Final = 10.0
 
 
 def run(
@@ -81,11 +78,24 @@ def run(
         raise typer.Exit(_execute(command, environment))  # below another commtrace run, which says what was recorded
     began_ns = time.time_ns()
     exit_code, noted = _execute_with_notes(command, environment)
-    _note_exit(noted, began_ns, exit_code)
-    position = launchers.position(os.environ)
-    if position is None or position.rank == 0:  # behind a launcher there is one of us for each rank
-        _print_recorded(noted, began_ns, environment, exit_code)
+    for line in _told(EndedCommand(noted, began_ns, environment, exit_code)):
+        typer.echo(line, err=True)
     raise typer.Exit(exit_code)
+
+
+def _told(ended: EndedCommand) -> Sequence[str]:
+    """Return what there is to say of the recording, by a process that this one leaves behind if files do not answer."""
+    try:
+        process, connection = side_process.start(ended_command.__name__, stderr=subprocess.DEVNULL)
+    except side_process.NotStartedError:
+        return ended_command.tell(ended)
+    connection.send(ended)
+    if not connection.poll(_PATIENCE_SECONDS):
+        directory = ended.environment["COMMTRACE_DIR"]
+        return [f"\ncommtrace: the file system of {directory} does not answer: what was recorded is not known"]
+    lines: Sequence[str] = connection.recv()
+    process.wait()
+    return lines
 
 
 def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, dict[Path, bool]]:
@@ -144,106 +154,3 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, original)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-def _note_exit(noted: Mapping[Path, bool], began_ns: int, exit_code: int) -> None:
-    """Note beside the files of this node's ranks how their command ended: many a rank ends without closing them."""
-    from commtrace.trace.files.rank_files import write_exit
-    from commtrace.trace.files.reader import newest_recording
-
-    newest = {}
-    for folder in noted:
-        recording = newest_recording(folder)
-        if recording is not None and recording.metadata.session >= began_ns:
-            newest[folder] = recording
-    # A launcher that hides the failure of a rank, as `torchrun … || true` does, says nothing of the others.
-    if exit_code == 0 and any(recording.exception for recording in newest.values()):
-        return
-    # Ranks that were started again after a failure: of those before, it is not said how they ended.
-    attempts = {recording.metadata.attempt for recording in newest.values()}
-    for folder, recording in newest.items():
-        if not recording.closed and recording.metadata.attempt == max(attempts):
-            try:
-                write_exit(folder, recording.metadata.session, exit_code, by_shell=noted[folder])
-            except OSError as error:
-                typer.echo(f"commtrace: {folder}: the end of the command could not be noted: {error}", err=True)
-
-
-def _written_since(directory: str, began_ns: int) -> set[Path]:
-    """Return the folders of ranks with new files since ``began_ns``, in the runs that ``directory`` may mean."""
-    # Imported here: pyarrow is not needed for the command to start.
-    from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
-
-    found = set()
-    runs = glob.escape(directory).replace(RUN_ID_PLACE, "*")
-    for name in chain(glob.iglob(f"{runs}/rank-*"), glob.iglob(f"{runs}/world-*/rank-*")):
-        folder = Path(name)
-        try:
-            if folder.parent.is_symlink():  # ``latest``: the run that it leads to is there as well
-                continue
-            if RANK_DIRECTORY_PATTERN.match(folder.name) and folder.stat().st_mtime_ns >= began_ns:
-                found.add(folder)
-        except OSError:  # deleted meanwhile, or a link to nowhere: of another run
-            continue
-    return found
-
-
-def _print_recorded(noted: Collection[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
-    """Print the place of the run and the next command on stderr, as stdout is the command's."""
-    from commtrace.trace.files.rank_files import segment_paths
-
-    directory = environment["COMMTRACE_DIR"]
-    position = launchers.position(os.environ)
-    is_one_of_several = position is not None and position.world_size > 1  # the others know of their ranks
-    recorded = {folder for folder in noted if folder.is_dir() and segment_paths(folder)}
-    if not recorded:  # ranks of other nodes only, perhaps
-        recorded = _written_since(directory, began_ns)
-    if not recorded:
-        run_id = environment.get("COMMTRACE_RUN_ID")
-        if run_id:
-            directory = directory.replace(RUN_ID_PLACE, run_id)
-        elif RUN_ID_PLACE in directory:  # the ranks would have agreed on a name
-            directory = os.path.dirname(directory.partition(RUN_ID_PLACE)[0]) or "."
-        typer.echo(
-            f"\ncommtrace: nothing was recorded in {directory}. {_likely_reason(environment, exit_code)}", err=True
-        )
-    runs = Counter(folder.parent for folder in recorded)
-    if len(runs) > 1 and not is_one_of_several:
-        sizes = " + ".join(str(runs[run_directory]) for run_directory in sorted(runs))
-        typer.echo(f"\ncommtrace: recorded {len(runs)} worlds: {sizes} ranks", err=True)
-    for run_directory in sorted(runs):
-        unreached = _unreached(run_directory, environment)
-        if unreached is not None:
-            typer.echo(f"\ncommtrace: {unreached}", err=True)
-            continue
-        ranks = runs[run_directory]
-        number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
-        typer.echo(f"\ncommtrace: recorded{number} in {run_directory}", err=True)
-        typer.echo(f"Next: {own_command()} summary {shlex.quote(str(run_directory))}", err=True)
-
-
-def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:
-    """Return a sentence if the steps to record were never reached."""
-    if not Config.from_env(environment).steps:
-        return None
-    from commtrace.analysis.steps.progress import unreached_steps
-    from commtrace.trace.files.reader import load_newest
-
-    try:
-        return unreached_steps(load_newest(run_directory))
-    except CommtraceError:
-        return None  # every reading command reports it
-
-
-def _likely_reason(environment: Mapping[str, str], exit_code: int) -> str:
-    config = Config.from_env(environment)
-    if not config.enabled:
-        return "COMMTRACE_ENABLED turns it off."
-    if exit_code:
-        return f"The command ended with {exit_code} before there was anything to record; its own output says why."
-    window = f"Only steps {config.steps} were to be recorded: did the job get there? " if config.steps else ""
-    return (
-        f"{window}Did a process call torch.distributed.init_process_group? Is commtrace installed for the Python that "
-        "the command starts, and is that Python started without -I, -E and -S, which ignore PYTHONPATH? "
-        "If that cannot be changed, put `import commtrace.auto` into the script."
-    )

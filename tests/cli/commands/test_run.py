@@ -134,7 +134,7 @@ def test_a_job_starts_where_no_temporary_file_can_be_made(tmp_path: Path, monkey
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
-    assert _execute_with_notes(["true"], dict(os.environ)) == (0, set())
+    assert _execute_with_notes(["true"], dict(os.environ)) == (0, {})
 
 
 def test_options_after_the_command_are_the_commands_with_or_without_dashes(tmp_path: Path) -> None:

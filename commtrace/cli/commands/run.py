@@ -29,7 +29,7 @@ _FORWARDED: Final = (
     signal.SIGUSR2,
 )
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_PATIENCE_SECONDS: Final = 10.0
+_PATIENCE_SECONDS: Final = 5.0
 
 
 def run(

@@ -429,3 +429,27 @@ def test_a_store_is_asked_through_a_connection_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 0.0)
 
     assert identity.Identity(Config(), JOBS["deepspeed, two nodes"][0]).found() is not None
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", "late"), ("given", "given")])
+def test_a_name_that_the_script_has_set_before_it_joins_counts_unless_start_was_given_one(
+    given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an actor of Ray, whose process had started before it was one."""
+    monkeypatch.delenv("COMMTRACE_RUN_ID", raising=False)
+    process = identity.Identity(Config(run_id=given))
+    monkeypatch.setenv("COMMTRACE_RUN_ID", "late")
+    found = process.found()
+
+    assert found is not None
+    assert (found.run_id, found.job) == (expected, expected)
+    monkeypatch.setenv("COMMTRACE_RUN_ID", "later still")
+    assert process.found() == found
+
+
+def test_the_directory_of_a_further_world_is_beside_that_of_the_first_or_in_it(tmp_path: Path) -> None:
+    name = identity.name_of_world("a", 2)
+
+    assert identity.directory(Config(dir=f"{tmp_path}/{{run_id}}"), name, "a") == tmp_path / "a-world-2"
+    assert identity.directory(Config(dir=str(tmp_path)), name, "a") == tmp_path / "world-2"
+    assert identity.directory(Config(dir=str(tmp_path)), identity.name_of_world("a", 1), "a") == tmp_path

@@ -65,10 +65,13 @@ def _note_exit(noted: Mapping[Path, bool], began_ns: int, exit_code: int) -> Ite
     # A launcher that hides the failure of a rank, as `torchrun … || true` does, says nothing of the others.
     if exit_code == 0 and any(recording.exception for recording in newest.values()):
         return
-    # Ranks that were started again after a failure: of those before, it is not said how they ended.
-    attempts = {recording.metadata.attempt for recording in newest.values()}
+    # Ranks that were started again after a failure: of those before, it is not said how they ended. Each world of a job
+    # is started again by itself.
+    attempts: dict[Path, int] = {}
     for folder, recording in newest.items():
-        if not recording.closed and recording.metadata.attempt == max(attempts):
+        attempts[folder.parent] = max(recording.metadata.attempt, attempts.get(folder.parent, 0))
+    for folder, recording in newest.items():
+        if not recording.closed and recording.metadata.attempt == attempts[folder.parent]:
             try:
                 write_exit(folder, recording.metadata.session, exit_code, by_shell=noted[folder])
             except OSError as error:

@@ -95,8 +95,8 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
     Raises:
         RunNotFoundError: it is no directory, holds nothing, or is itself a run.
     """
-    folders = _folders(directory)
-    history, problems = RunHistory(directory), []
+    around, folders = _folders(directory)
+    history, problems = RunHistory(around), []
     known: list[Entry] = []
     try:
         known = history.entries()
@@ -107,7 +107,7 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
     unreadable: dict[str, str] = {}
     notes: dict[str, str] = {}
     for folder in folders:
-        name = _name(folder, directory)
+        name = _name(folder, around)
         try:
             now = fingerprint(folder) if rank_directories(folder) else ""
             before = newest.get(name)
@@ -126,7 +126,7 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
     here = {entry.directory: entry for entry in entries}
     runs = [
         _listed(here[name], notes.get(name))
-        for name in (_name(folder, directory) for folder in folders)
+        for name in (_name(folder, around) for folder in folders)
         if name in here and name not in unreadable
     ]
     runs.sort(key=lambda run: (run.facts.started_ns or 0 if run.facts else 0, run.directory))
@@ -150,11 +150,15 @@ def remember(run: Path | Run, verdict: RunVerdict | None, *, now_ns: int, ask: A
     RunHistory(around).keep([replace(seen, verdicts=(*seen.verdicts, *([verdict] if verdict is not None else [])))])
 
 
-def _folders(directory: Path) -> list[Path]:
+def _folders(directory: Path) -> tuple[Path, list[Path]]:
+    """Return the directory of the history, and the runs; those of a run with further worlds in it are these worlds."""
     if directory.is_file():
         raise RunNotFoundError(f"{directory} is a file; pass a directory of runs.")
     if not directory.is_dir():
         raise RunNotFoundError(f"{directory}: no such directory. Pass the directory that holds the runs.")
+    if rank_directories(directory) and (worlds := nested_worlds(directory)):
+        whole = directory.absolute()
+        return whole.parent, [whole, *(whole / world.name for world in worlds)]
     if rank_directories(directory):
         raise RunNotFoundError(
             f"{directory} is one run; pass the directory around it, {directory.absolute().parent}, or read it with: "
@@ -169,7 +173,7 @@ def _folders(directory: Path) -> list[Path]:
     if not any(map(rank_directories, folders)):
         raise RunNotFoundError(f"{directory} holds no recorded run.")
     nested = [world for folder in folders if rank_directories(folder) for world in nested_worlds(folder)]
-    return sorted([*folders, *nested])
+    return directory, sorted([*folders, *nested])
 
 
 def _name(folder: Path, directory: Path) -> str:

@@ -34,6 +34,7 @@ from commtrace.cli.commands.whatif import predict_for_page
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
 from commtrace.history.runs import list_runs
+from commtrace.trace.files.jobs import nested_worlds
 from commtrace.trace.files.locate import RUNS, find_run_directory, rank_directories, runs_below
 from commtrace.trace.processes import process_state
 from commtrace.viewer.run_view import RunView
@@ -136,4 +137,6 @@ def _single_run(path: Path) -> Path | None:
 
 
 def _paths(directory: Path) -> Mapping[str, Path]:
-    return {path.name: path.absolute() for path in runs_below(directory)}
+    runs = runs_below(directory)
+    nested = [world for run in runs for world in nested_worlds(run)]  # whose names have that of their run before them
+    return {path.relative_to(directory).as_posix(): path.absolute() for path in (*runs, *nested)}

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
+from commtrace.history.runs import list_runs
 from commtrace.trace.files.jobs import are_of_one_job, other_worlds, read_world, worlds_in
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import OUTSIDE, ClockAnchor, group_id
@@ -94,6 +95,9 @@ def test_a_world_in_the_directory_of_another_one_is_found_from_both(tmp_path: Pa
 
     assert (names(first), names(second)) == (["world-2"], ["fixed"])
     assert list(load_run(first).ranks) == [0]
+    for directory in (first, tmp_path):
+        listed = list_runs(directory, now_ns=BEGAN_NS)
+        assert sorted(run.directory for run in listed.runs) == ["fixed", "fixed/world-2"]
 
 
 def test_the_name_of_the_run_may_be_above_the_last_folder(tmp_path: Path) -> None:

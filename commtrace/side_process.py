@@ -19,10 +19,14 @@ from typing import Final
 
 from commtrace.errors import CommtraceError
 
-_PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[4:]; import importlib; "
-    "importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:4]))"
-)
+_PROGRAM: Final = """
+import importlib, sys, types
+sys.path[:] = sys.argv[5:]
+# Not the package's own module, which imports what a rank needs.
+package = sys.modules["commtrace"] = types.ModuleType("commtrace")
+package.__path__ = [sys.argv[4]]
+importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:4]))
+"""
 _ENVIRONMENT: Final[Mapping[str, str]] = {"COMMTRACE_ENABLED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _BLOCKED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,8 +48,7 @@ def start(module: str, *, stderr: int | None = None) -> tuple[subprocess.Popen[b
     if not sys.executable:
         raise NotStartedError("Python does not know its own executable")
     ours, theirs = multiprocessing.Pipe()
-    package = Path(str(sys.modules["commtrace"].__file__)).parents[1]
-    arguments = (module, theirs.fileno(), os.getpid(), *sys.path, package)
+    arguments = (module, theirs.fileno(), os.getpid(), Path(__file__).parent, *sys.path)
     try:
         with _signals_blocked():
             process = subprocess.Popen(

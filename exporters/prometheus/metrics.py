@@ -144,7 +144,7 @@ def _resident_bytes() -> int | None:
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
 _OPERATION: Final = ("operation", "role")
 _MESSAGE: Final = ("operation", "nodes", "up_to")
-_MOST_STRAGGLERS: Final = 4
+_MOST_STRAGGLERS: Final = 3
 _PAUSES: Final = ("checkpoint", "evaluation")
 
 

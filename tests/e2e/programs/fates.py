@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 import commtrace
+from commtrace import session
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.schema import Row
 
@@ -135,7 +136,9 @@ def fills_its_disk() -> None:
 
     def fill() -> None:
         held = max(path.stat().st_size for path in (FOLDER / "fills_its_disk").rglob("*.arrows"))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (held + 100, held + 100))
+        assert session._current is not None
+        # The process that writes the files.
+        resource.prlimit(session._current._files.pid, resource.RLIMIT_FSIZE, (held + 100, held + 100))
 
     record("fills_its_disk", steps_per_segment=10**6)
     threading.Timer(2.0, fill).start()
@@ -273,13 +276,15 @@ def mounted(name: str, *arguments: str) -> bool:
 
 
 def lacks_permission() -> None:
-    """Root gives up the privilege to write everywhere."""
+    """Root gives up the privilege to write everywhere, for this process and those that it starts."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
     libc = ctypes.CDLL(None)
     libc.capget(header, sets)
     sets[0] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
     libc.capset(header, sets)
+    for capability in (1, 2):
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
     (FOLDER / "locked").mkdir(mode=0o500)
     commtrace.start(commtrace.Config(dir=str(FOLDER / "locked" / "run"), run_id="lacks_permission"))
     train("lacks_permission")

@@ -286,9 +286,9 @@ def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs()
     live.stragglers = tuple(map(live_straggler, range(20)))
     exported = values(RankCollector(live, StepTotals()))
     assert exported["commtrace_hung"] == 1
-    assert exported["commtrace_straggler_cost_seconds{cause=compute,place=ranks,straggler_rank=3}"] == 0.012
-    of_rank_3 = "{cause=compute,place=ranks,straggler_rank=3}"
-    assert exported[f"commtrace_straggler_since_step{of_rank_3}"] == 30
-    assert exported[f"commtrace_straggler_since_timestamp_seconds{of_rank_3}"] == 5.0
-    assert sum(name.startswith("commtrace_straggler_cost") for name in exported) == 4
+    assert exported["commtrace_straggler_cost_seconds{cause=compute,place=ranks,straggler_rank=2}"] == 0.012
+    of_rank_2 = "{cause=compute,place=ranks,straggler_rank=2}"
+    assert exported[f"commtrace_straggler_since_step{of_rank_2}"] == 30
+    assert exported[f"commtrace_straggler_since_timestamp_seconds{of_rank_2}"] == 5.0
+    assert sum(name.startswith("commtrace_straggler_cost") for name in exported) == 3
     assert exported["commtrace_straggler_score_ratio"] == 1.25

@@ -24,7 +24,14 @@ _PROGRAM: Final = (
     "importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:4]))"
 )
 _ENVIRONMENT: Final[Mapping[str, str]] = {"COMMTRACE_ENABLED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_BLOCKED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BLOCKED_SIGNALS: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 class NotStartedError(CommtraceError):
@@ -67,8 +74,9 @@ def start(module: str, *, stderr: int | None = None) -> tuple[subprocess.Popen[b
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    # Ctrl-C and the launcher's signals go to the whole process group, but the rank decides when the process ends, by
-    # closing the connection. A process inherits the mask of the thread that starts it, so no signal slips through.
+    # Ctrl-C and the signals of launchers and schedulers, as SIGUSR1 before the time of a job is over, go to the whole
+    # process group, but the rank decides when the process ends, by closing the connection. A process inherits the mask
+    # of the thread that starts it, so no signal slips through.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
     try:
         yield

@@ -101,6 +101,11 @@ class FileProcess:
         if connection is not None:
             connection.close()
 
+    def has_file(self, generation: int) -> bool:
+        """Return whether the process in which a file was made is there."""
+        with self._lock:
+            return generation == self._generation and self._connection is not None
+
     def of_file(self, generation: int, method: str, *arguments: Any) -> Any:
         """Call a method of the process in which a file was made; raise OSError if another one serves now."""
         with self._lock:
@@ -131,6 +136,9 @@ class FileProcess:
             raise OSError(
                 f"the process that writes the files of this rank has died (exit code {process.returncode})"
             ) from error
+        except OSError:  # half a request is in the pipe, as where no descriptor was free to send another
+            self._let_go()
+            raise
         if has_worked:
             return answer
         raise answer
@@ -170,7 +178,8 @@ class _FileElsewhere:
         self._process.of_file(self._generation, "sync", self._number)
 
     def close(self) -> None:
-        self._process.of_file(self._generation, "close", self._number)
+        if self._process.has_file(self._generation):  # else it has ended with its process
+            self._process.of_file(self._generation, "close", self._number)
 
 
 class _Copy:

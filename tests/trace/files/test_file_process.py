@@ -108,6 +108,22 @@ def test_another_one_takes_its_place_after_a_while(
         file.write(b"of the one before")
 
 
+def test_half_a_request_is_not_answered_by_the_next_one(
+    files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_no_descriptor(connection: object, descriptor: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    first = files.call(os.getpid)
+    with monkeypatch.context() as patch:
+        patch.setattr(file_process, "_send_descriptor", has_no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            files.keep_copy(0, tmp_path / "copy")
+    monkeypatch.setattr(file_process, "_RESTART_SECONDS", 0.0)
+    assert files.call(size_of, tmp_path / "copy") is None
+    assert files.call(os.getpid) == files.pid != first
+
+
 def test_where_no_process_can_be_started_calls_are_made_here(
     files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +203,7 @@ def test_it_ends_with_a_rank_that_is_killed_and_leaves_the_copy(tmp_path: Path, 
 
 def test_it_ignores_what_launchers_send_to_all(files: FileProcess) -> None:
     pid = files.call(os.getpid)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(pid, number)
     assert files.call(os.getpid) == pid
 

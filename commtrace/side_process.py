@@ -50,6 +50,8 @@ def start(module: str, *, stderr: int | None = None) -> tuple[subprocess.Popen[b
     """
     if not sys.executable:
         raise NotStartedError("Python does not know its own executable")
+    if getattr(sys, "frozen", False):  # by PyInstaller and others: it would begin the training a second time
+        raise NotStartedError("the executable is the program itself, and no Python")
     ours, theirs = multiprocessing.Pipe()
     package = Path(str(sys.modules["commtrace"].__file__)).parents[1]
     arguments = (module, theirs.fileno(), os.getpid(), *sys.path, package)

@@ -148,7 +148,8 @@ class FileProcess:
         self._generation += 1
         try:
             self._process, self._connection = side_process.start(__name__, stderr=subprocess.DEVNULL)
-        except side_process.NotStartedError as error:
+            self._answer(os.getpid)  # what is called Python may be another program
+        except (side_process.NotStartedError, OSError) as error:
             self._is_impossible = True
             _logger.info("commtrace: the files of this rank are written by its own process: %s", error)
 

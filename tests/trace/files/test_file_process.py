@@ -124,10 +124,11 @@ def test_half_a_request_is_not_answered_by_the_next_one(
     assert files.call(os.getpid) == files.pid != first
 
 
+@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
 def test_where_no_process_can_be_started_calls_are_made_here(
-    files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executable: str
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sys, "executable", executable)
     assert files.call(os.getpid) == os.getpid()
     file = files.create(tmp_path / "new")
     file.write(b"abc")
@@ -230,6 +231,10 @@ def test_what_cannot_be_sent_back_is_an_error(files: FileProcess) -> None:
 
 
 def test_a_process_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(side_process.NotStartedError, match="executable"):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "")
+        with pytest.raises(side_process.NotStartedError, match="its own executable"):
+            side_process.start("commtrace.trace.files.file_process")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(side_process.NotStartedError, match="the program itself"):
         side_process.start("commtrace.trace.files.file_process")

@@ -96,10 +96,13 @@ class FileProcess:
     def abandon_after_fork(self) -> None:
         """Close a forked child's copy of the connection, which would keep the process alive without the parent."""
         self._lock = threading.Lock()
-        connection, self._connection, self._process = self._connection, None, None
+        connection, process = self._connection, self._process
+        self._connection = self._process = None
         self._is_closed = True
         if connection is not None:
             connection.close()
+        if process is not None:
+            process.returncode = 0  # the parent's: without a word of subprocess that nobody here has waited for it
 
     def has_file(self, generation: int) -> bool:
         """Return whether the process in which a file was made is there."""

@@ -202,6 +202,27 @@ def test_it_ends_with_a_rank_that_is_killed_and_leaves_the_copy(tmp_path: Path, 
             os.kill(child, signal.SIGKILL)
 
 
+FORKED = """
+import os
+from commtrace.trace.files.file_process import FileProcess
+files = FileProcess()
+pid = files.call(os.getpid)
+child = os.fork()
+if child == 0:
+    files.abandon_after_fork()
+    os._exit(0)
+os.waitpid(child, 0)
+assert files.call(os.getpid) == pid
+files.close()
+"""
+
+
+def test_a_forked_child_lets_go_of_it_without_a_warning() -> None:
+    command = [sys.executable, "-X", "dev", "-c", FORKED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_it_ignores_what_launchers_send_to_all(files: FileProcess) -> None:
     pid = files.call(os.getpid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):

@@ -11,7 +11,8 @@
 
 A rank that ends cleanly removes the stack and the looks.
 
-``hang-NNN.json`` is written each time a rank makes no progress (:mod:`commtrace.trace.hang_report`).
+``hang-SESSION-NNN.json`` is written each time a rank makes no progress (:mod:`commtrace.trace.hang_report`); before it
+was ``hang-NNN.json``, which a restart wrote over.
 
 :mod:`.rank_files` writes them.
 """

@@ -93,7 +93,7 @@ def _told(ended: EndedCommand) -> Sequence[str]:
         return ended_command.tell(ended)
     try:
         connection.send(ended)
-        before_ns = 0
+        before_ns = -1
         while not connection.poll(_LOOK_SECONDS):
             spent_ns = cpu_ns(process.pid)
             if spent_ns == before_ns:

@@ -24,7 +24,7 @@ _PROGRAM: Final = (
     "importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:4]))"
 )
 _ENVIRONMENT: Final[Mapping[str, str]] = {"COMMTRACE_ENABLED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_BLOCKED_SIGNALS: Final = (
+SENT_TO_ALL: Final = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -32,6 +32,7 @@ _BLOCKED_SIGNALS: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+"""Signals that terminals, launchers and schedulers send, some to a whole process group."""
 
 
 class NotStartedError(CommtraceError):
@@ -76,10 +77,9 @@ def start(module: str, *, stderr: int | None = None) -> tuple[subprocess.Popen[b
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    # Ctrl-C and the signals of launchers and schedulers, as SIGUSR1 before the time of a job is over, go to the whole
-    # process group, but the rank decides when the process ends, by closing the connection. A process inherits the mask
-    # of the thread that starts it, so no signal slips through.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+    # The rank decides when the process ends, by closing the connection. A process inherits the mask of the thread that
+    # starts it, so no signal slips through.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_ALL)
     try:
         yield
     finally:

@@ -21,14 +21,6 @@ from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, forwar
 from commtrace.identity import DEFAULT_DIRECTORY
 from commtrace.trace.processes import cpu_ns
 
-_FORWARDED: Final = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _LOOK_SECONDS: Final = 2.5
 """A process that has computed in no such interval but its first waits for its file system."""
@@ -143,7 +135,7 @@ def injected_environment(environment: Mapping[str, str], options: Mapping[str, s
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return the exit code of ``command``: 128 + n if signal n ended it, as in shells."""
     # Blocked before the command starts, so that neither its end nor an early signal can be missed.
-    awaited = {*_FORWARDED, signal.SIGCHLD}
+    awaited = {*side_process.SENT_TO_ALL, signal.SIGCHLD}
     original = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         process = subprocess.Popen(

@@ -217,18 +217,14 @@ class Identity:
     def _asked(self, store: Store, place: Place) -> Found | None:
         if self._asked_at is None:
             self._asked_at = time.monotonic()
-        if self._agreement is None:
-            restarts = self._restarts(place)
-            self._agreement = Agreement(
-                place.rank, place.world_size, self._name, *restarts, name=self._name_run, predecessor=self._predecessor
-            )
-            self._agreement.predecessors = self.predecessors
+        agreement = self._agreement = self._agreement or self._new_agreement(place)
         try:
-            found = self._answered("agreement", partial(self._ask_agreement, self._agreement, store, place))
+            ask = None if agreement is None else partial(self._ask_agreement, agreement, store, place)
+            found = None if ask is None else self._answered("agreement", ask)
         except (RuntimeError, NotImplementedError) as error:
             return self._not_agreed(str(error), place)
-        if found is not None:
-            self.first_step = self._agreement.first_step
+        if agreement is not None and found is not None:
+            self.first_step = agreement.first_step
             if place.rank:  # rank 0 alone will ask who has heard it
                 self._connection, self._needs_no_others = None, True
             self._warn_of_other_name(found)
@@ -236,6 +232,17 @@ class Identity:
         if time.monotonic() - self._asked_at > _LONGEST_SECONDS:
             return self._not_agreed(f"rank 0 has not announced one for {_LONGEST_SECONDS:g} s", place)
         return None
+
+    def _new_agreement(self, place: Place) -> Agreement | None:
+        """Return this rank's part in the agreement; None while the file system has not told of earlier attempts."""
+        restarts = self._answered("restarts", partial(self._restarts, place))
+        if restarts is None:
+            return None
+        agreement = Agreement(
+            place.rank, place.world_size, self._name, *restarts, name=self._name_run, predecessor=self._predecessor
+        )
+        agreement.predecessors = self.predecessors
+        return agreement
 
     def _restarts(self, place: Place) -> tuple[int, int]:
         """Return the requeues and restarts of the launcher, which does not know of worlds that its processes made."""
@@ -262,7 +269,7 @@ class Identity:
         return self._connection
 
     def _answered(self, about: str, ask: Callable[[], _Answer | None]) -> _Answer | None:
-        """Return the answer of a store; None while there is none. An earlier question is not asked again meanwhile.
+        """Return the answer of a store or file system; None while there is none. Nothing is asked twice meanwhile.
 
         Raises:
             RuntimeError, NotImplementedError: the store has ended, or is of a kind that cannot be asked.
@@ -376,7 +383,7 @@ class Identity:
 
 
 class StoreRequest:
-    """A question to a store, asked on a thread of its own: no store says how long it takes to answer."""
+    """A question to a store, or a file system, asked on a thread of its own: none says how long it takes to answer."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask

@@ -28,7 +28,15 @@ package.__path__ = [sys.argv[4]]
 importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:4]))
 """
 _ENVIRONMENT: Final[Mapping[str, str]] = {"COMMTRACE_ENABLED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_BLOCKED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SENT_TO_ALL: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""Signals that terminals, launchers and schedulers send, some to a whole process group."""
 
 
 class NotStartedError(CommtraceError):
@@ -47,6 +55,8 @@ def start(module: str, *, stderr: int | None = None) -> tuple[subprocess.Popen[b
     """
     if not sys.executable:
         raise NotStartedError("Python does not know its own executable")
+    if getattr(sys, "frozen", False):  # by PyInstaller and others: it would begin the training a second time
+        raise NotStartedError("the executable is the program itself, and no Python")
     ours, theirs = multiprocessing.Pipe()
     arguments = (module, theirs.fileno(), os.getpid(), Path(__file__).parent, *sys.path)
     try:
@@ -70,9 +80,9 @@ def start(module: str, *, stderr: int | None = None) -> tuple[subprocess.Popen[b
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    # Ctrl-C and the launcher's signals go to the whole process group, but the rank decides when the process ends, by
-    # closing the connection. A process inherits the mask of the thread that starts it, so no signal slips through.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+    # The rank decides when the process ends, by closing the connection. A process inherits the mask of the thread that
+    # starts it, so no signal slips through.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_ALL)
     try:
         yield
     finally:

@@ -7,9 +7,10 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
@@ -17,6 +18,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 from commtrace import agreement, identity
 from commtrace.config import Config
 from commtrace.identity import stored_settings
+from commtrace.trace.files.file_calls import HERE, FileCalls
 from commtrace.trace.metadata import is_world_key
 
 
@@ -411,6 +413,33 @@ def test_a_store_that_does_not_answer_holds_up_nobody(
     assert found is not None
     assert found.rank == 2
     assert "rank 0 has not announced one" in caplog.text
+
+
+def test_a_file_system_that_does_not_answer_holds_up_no_rank_that_was_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    class Frozen:
+        def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+            answers.wait(60)
+            return HERE.call(function, *arguments)
+
+    store = HashStore()
+    monkeypatch.setattr(identity, "current_place", lambda: identity.Place(0, 2, "gloo"))
+    monkeypatch.setattr(identity, "_default_store", lambda: store)
+    monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 0.0)
+    environment = {**JOBS["deepspeed, two nodes"][0], "TORCHELASTIC_RESTART_COUNT": "1"}
+    files = cast("FileCalls", Frozen())
+    process = identity.Identity(Config(dir=str(tmp_path)), environment, files=files)
+
+    began = time.monotonic()
+    assert [process.found() for _ in range(3)] == [None] * 3
+    assert time.monotonic() - began < 10
+    answers.set()
+    found = process.settled(10)
+
+    assert (found.rank, found.attempt, bool(found.world)) == (0, 1, True)
 
 
 def test_a_store_is_asked_through_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

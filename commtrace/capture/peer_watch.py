@@ -150,7 +150,11 @@ class PeerWatch:
     def _peer(self, rank: int) -> RankMetadata | None:
         """Return the metadata in a rank's files; None while there are none of this launch."""
         assert self._own is not None
-        peer = read_header(self._files.call(head_of_newest, rank_directory(self._run_directory, rank)))
+        try:
+            head = self._files.call(head_of_newest, rank_directory(self._run_directory, rank))
+        except OSError:  # the process that reads it has died, and is replaced
+            return None
+        peer = read_header(head)
         if peer is None or (peer.run_id, peer.attempt) != (self._own.run_id, self._own.attempt):
             return None
         return peer

@@ -1,5 +1,5 @@
-"""Describe a rank that makes no progress: marks ``activity`` and ``in_flight``, and ``rank-NNNNN/hang-NNN.json``
-(docs/json/hang.schema.json).
+"""Describe a rank that makes no progress: marks ``activity`` and ``in_flight``, and
+``rank-NNNNN/hang-SESSION-NNN.json`` (docs/json/hang.schema.json).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.capture import peer_watch
 from commtrace.capture.peer_watch import PeerWatch
+from commtrace.trace.files import file_process
+from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.reader import load_run
 from tests.trace.rows import mark, metadata, write_rank
 
@@ -87,6 +91,28 @@ def test_ranks_of_this_host_are_noted_as_they_end(tmp_path: Path, processes: lis
             process.kill()
             process.wait()
     assert looks(tmp_path) == ((1,), (), (4,), ())
+
+
+def test_it_looks_again_where_the_process_that_reads_has_died(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_watch, "_LOOK_SECONDS", 0.05)
+    first, second = processes
+    write_rank(tmp_path, [mark("end", {})], rank=1, **here(first.pid))
+    files = FileProcess()
+    os.kill(files.call(os.getpid), signal.SIGKILL)
+    watch = PeerWatch(fail, files)
+    watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
+    try:
+        time.sleep(0.5)
+        assert not watch.watched
+        monkeypatch.setattr(file_process, "_RESTART_SECONDS", 0.0)
+        wait_until(lambda: watch.watched == {1})
+    finally:
+        watch.stop(ended_cleanly=True)
+        files.close()
+        for process in (first, second):
+            process.communicate()
 
 
 def test_who_ends_in_order_leaves_no_word(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:

@@ -52,7 +52,7 @@ def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int
     assert alive, "the watch must never end the job"
     dumps = {
         int(path.parent.name.removeprefix("rank-")): json.loads(path.read_text())
-        for path in directory.glob("rank-*/hang-001.json")
+        for path in directory.glob("rank-*/hang-*-001.json")
     }
     noticed = min(dump["time"] for dump in dumps.values())
     assert events[0]["time"] - noticed < MOST_SECONDS_TO_TELL

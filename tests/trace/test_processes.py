@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.trace.processes import process_state
+from commtrace.trace.processes import cpu_ns, process_state
 from tests.trace.rows import metadata
 
 
@@ -33,3 +33,14 @@ def test_a_process_runs_until_it_has_ended() -> None:
     os.kill(process.pid, signal.SIGCONT)
     process.communicate()
     assert process_state(own) == "gone"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")
+def test_a_process_that_computes_spends_time_of_the_cpu() -> None:
+    before, until = cpu_ns(os.getpid()), time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    assert cpu_ns(os.getpid()) >= before + 5e7
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert cpu_ns(gone.pid) == 0

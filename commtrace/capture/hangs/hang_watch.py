@@ -24,7 +24,7 @@ from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.files.file_calls import HERE, FileCalls
-from commtrace.trace.files.rank_files import rank_directory, stack_path, write_report
+from commtrace.trace.files.rank_files import rank_directory, report_path, stack_path, write_report
 from commtrace.trace.hang_report import HangReport, InFlight, ThreadStack
 from commtrace.trace.metadata import RankMetadata
 
@@ -235,7 +235,7 @@ class HangWatch:
         if self._writing is not None and self._writing.is_alive():
             return "Its state is not written: the file system of the run does not answer."
         self._dumps += 1
-        path = self._directory / f"hang-{self._dumps:03}.json"
+        path = report_path(self._directory, report.metadata.session, self._dumps)
         self._writing = threading.Thread(
             target=self._write, args=(path, report), name="commtrace-hang-report", daemon=True
         )

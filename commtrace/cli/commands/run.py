@@ -19,17 +19,11 @@ from commtrace.cli import ended_command
 from commtrace.cli.ended_command import EndedCommand
 from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, forwardable
 from commtrace.identity import DEFAULT_DIRECTORY
+from commtrace.trace.processes import cpu_ns
 
-_FORWARDED: Final = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_PATIENCE_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 2.5
+"""A process that has computed in no such interval but its first waits for its file system."""
 
 
 def run(
@@ -89,11 +83,18 @@ def _told(ended: EndedCommand) -> Sequence[str]:
         process, connection = side_process.start(ended_command.__name__, stderr=subprocess.DEVNULL)
     except side_process.NotStartedError:
         return ended_command.tell(ended)
-    connection.send(ended)
-    if not connection.poll(_PATIENCE_SECONDS):
-        directory = ended.environment["COMMTRACE_DIR"]
-        return [f"\ncommtrace: the file system of {directory} does not answer: what was recorded is not known"]
-    lines: Sequence[str] = connection.recv()
+    try:
+        connection.send(ended)
+        before_ns = -1
+        while not connection.poll(_LOOK_SECONDS):
+            spent_ns = cpu_ns(process.pid)
+            if spent_ns == before_ns:
+                directory = ended.environment["COMMTRACE_DIR"]
+                return [f"\ncommtrace: the file system of {directory} does not answer: what was recorded is not known"]
+            before_ns = spent_ns
+        lines: Sequence[str] = connection.recv()
+    except (EOFError, ConnectionError):
+        lines = [f"\ncommtrace: what was recorded is not known: the process that looks has ended with {process.wait()}"]
     process.wait()
     return lines
 
@@ -134,7 +135,7 @@ def injected_environment(environment: Mapping[str, str], options: Mapping[str, s
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return the exit code of ``command``: 128 + n if signal n ended it, as in shells."""
     # Blocked before the command starts, so that neither its end nor an early signal can be missed.
-    awaited = {*_FORWARDED, signal.SIGCHLD}
+    awaited = {*side_process.SENT_TO_ALL, signal.SIGCHLD}
     original = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         process = subprocess.Popen(

@@ -114,7 +114,7 @@ def _take(folder: Path, own: Holder, predecessors: Set[str], watched: _Watched |
                 is_held = False
             if is_held is not False:
                 return _Look(None if is_held is None else False, watched)
-        further = folder / f"world-{0 if newest is None else _number(newest) + 1:04d}.json"
+        further = _next_claim(folder, newest)
         try:
             descriptor = open_new(further)
         except FileExistsError:
@@ -159,7 +159,14 @@ def holder_of(folder: Path) -> Holder | None:
 
 def _newest_claim(folder: Path) -> Path | None:
     claims = [Path(entry.path) for entry in os.scandir(folder) if _CLAIM.fullmatch(entry.name)]
-    return max(claims, key=_number, default=None)
+    newest = max(claims, key=_number, default=None)
+    while (later := _next_claim(folder, newest)).exists():  # a listing on the network may be late, a name is not
+        newest = later
+    return newest
+
+
+def _next_claim(folder: Path, newest: Path | None) -> Path:
+    return folder / f"world-{0 if newest is None else _number(newest) + 1:04d}.json"
 
 
 def _number(claim: Path) -> int:

@@ -96,10 +96,18 @@ class FileProcess:
     def abandon_after_fork(self) -> None:
         """Close a forked child's copy of the connection, which would keep the process alive without the parent."""
         self._lock = threading.Lock()
-        connection, self._connection, self._process = self._connection, None, None
+        connection, process = self._connection, self._process
+        self._connection = self._process = None
         self._is_closed = True
         if connection is not None:
             connection.close()
+        if process is not None:
+            process.returncode = 0  # the parent's: without a word of subprocess that nobody here has waited for it
+
+    def has_file(self, generation: int) -> bool:
+        """Return whether the process in which a file was made is there."""
+        with self._lock:
+            return generation == self._generation and self._connection is not None
 
     def of_file(self, generation: int, method: str, *arguments: Any) -> Any:
         """Call a method of the process in which a file was made; raise OSError if another one serves now."""
@@ -131,6 +139,9 @@ class FileProcess:
             raise OSError(
                 f"the process that writes the files of this rank has died (exit code {process.returncode})"
             ) from error
+        except OSError:  # half a request is in the pipe, as where no descriptor was free to send another
+            self._let_go()
+            raise
         if has_worked:
             return answer
         raise answer
@@ -140,7 +151,8 @@ class FileProcess:
         self._generation += 1
         try:
             self._process, self._connection = side_process.start(__name__, stderr=subprocess.DEVNULL)
-        except side_process.NotStartedError as error:
+            self._answer(os.getpid)  # what is called Python may be another program
+        except (side_process.NotStartedError, OSError) as error:
             self._is_impossible = True
             _logger.info("commtrace: the files of this rank are written by its own process: %s", error)
 
@@ -170,7 +182,8 @@ class _FileElsewhere:
         self._process.of_file(self._generation, "sync", self._number)
 
     def close(self) -> None:
-        self._process.of_file(self._generation, "close", self._number)
+        if self._process.has_file(self._generation):  # else it has ended with its process
+            self._process.of_file(self._generation, "close", self._number)
 
 
 class _Copy:

@@ -137,6 +137,11 @@ def discard_recording(directory: Path, kept: Collection[Path]) -> None:
             folder.rmdir()
 
 
+def report_path(rank_directory: Path, session: int, number: int) -> Path:
+    """Return the file of one recording's report of a hang, by its number from 1."""
+    return rank_directory / f"hang-{session}-{number:03}.json"
+
+
 def write_report(path: Path, text: str) -> None:
     """Write a report of a hang, in a folder that may be gone; may raise OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)

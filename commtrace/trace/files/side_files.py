@@ -4,13 +4,15 @@
   because even a full disk nearly always has room for an empty file.
 * ``exit-SESSION-CODE``: the command of ``commtrace run`` ended with this code; the rank had not closed its files.
   ``exit-SESSION-0-shell``: a shell stood between them, as in ``sh -c 'torchrun … || true'``; its 0 says nothing.
-* ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL, copied by the native part.
+* ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL, copied by the process beside the
+  rank.
 * ``gone-SESSION``: ``[at_ns, [ranks]]`` for each look that found ranks of the host gone, and one without ranks a little
   later. Rows would come too late: the launcher kills this rank within about a tenth of a second.
 
 A rank that ends cleanly removes the stack and the looks.
 
-``hang-NNN.json`` is written each time a rank makes no progress (:mod:`commtrace.trace.hang_report`).
+``hang-SESSION-NNN.json`` is written each time a rank makes no progress (:mod:`commtrace.trace.hang_report`); before it
+was ``hang-NNN.json``, which a restart wrote over.
 
 :mod:`.rank_files` writes them.
 """

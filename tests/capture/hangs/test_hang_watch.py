@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from commtrace.capture.hangs.hang_watch import HangWatch, stacks_of_threads
 from commtrace.trace import schema
+from commtrace.trace.files.side_files import read_last_hang
 from tests.capture.recording import Recording
 from tests.factory import metadata
 
@@ -20,13 +22,14 @@ SECOND = 1_000_000_000
 class Watched:
     """A process whose time passes when a test says so; the watch looks once a second."""
 
-    def __init__(self, directory: Path, least_seconds: float = 5.0, rank: int = 3) -> None:
+    def __init__(self, directory: Path, least_seconds: float = 5.0, rank: int = 3, session: int = 1_000) -> None:
         self.now = 100 * SECOND
         self.tracer = Recording().tracer
         self.watch = HangWatch(self.tracer, list, least_seconds, now=lambda: self.now)
         self.directory = directory / f"rank-{rank:05}"
         # As start() does, without the thread.
-        self.watch._metadata, self.watch._directory = metadata(rank, world_size=8), self.directory
+        self.watch._metadata = replace(metadata(rank, world_size=8), session=session)
+        self.watch._directory = self.directory
 
     def train(self, steps: int, seconds_each: float = 1.0) -> None:
         for _ in range(steps):
@@ -143,6 +146,18 @@ def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path, caplog: pyt
     assert watched.watch.report is not None
     assert watched.dumps() == []
     assert "could not be written" in caplog.text
+
+
+def test_the_report_of_an_earlier_attempt_is_kept(tmp_path: Path) -> None:
+    for session in (7, 8):
+        watched = Watched(tmp_path, session=session)
+        watched.train(10)
+        watched.wait(20)
+        assert len(watched.dumps()) == session - 6
+    for session in (7, 8):
+        written = read_last_hang(watched.directory, session, [])
+        assert written is not None
+        assert written.metadata.session == session
 
 
 def test_a_file_system_that_does_not_answer_keeps_nobody_from_watching(

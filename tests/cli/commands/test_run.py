@@ -7,13 +7,19 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from commtrace import side_process
+from commtrace.cli.commands import run
 from commtrace.cli.commands.run import _execute_with_notes, injected_environment
+from commtrace.cli.ended_command import EndedCommand
 from commtrace.config import forwardable, forwarded_variables
 from commtrace.errors import ConfigurationError
+from tests.cli.commands import slow_look
 
 INJECTED = str(Path(__file__).resolve().parents[3] / "commtrace" / "_inject")
 
@@ -154,6 +160,44 @@ def test_output_of_the_command_is_left_alone_and_ours_goes_to_stderr(tmp_path: P
 def test_a_run_without_ranks_and_without_a_name_names_the_folder_of_runs(tmp_path: Path) -> None:
     completed = _run("--", "true", cwd=tmp_path)
     assert f"commtrace: nothing was recorded in {tmp_path}/commtrace-runs. Did a process call" in completed.stderr
+
+
+ENDED = EndedCommand({}, 0, {"COMMTRACE_DIR": "/runs"}, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "what was recorded is not known: the process that looks has ended with -9"),
+        (signal.SIGSTOP, "the file system of /runs does not answer: what was recorded is not known"),
+    ],
+)
+def test_a_process_that_cannot_tell_what_was_recorded_keeps_nobody_waiting(
+    number: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process computes nothing, as one whose file system does not answer."""
+    start, started = side_process.start, []
+
+    def start_one(*arguments: Any, **keywords: Any) -> tuple[subprocess.Popen[bytes], Connection]:
+        process, connection = start(*arguments, **keywords)
+        os.kill(process.pid, number)
+        started.append(process)
+        return process, connection
+
+    monkeypatch.setattr(side_process, "start", start_one)
+    monkeypatch.setattr(run, "_LOOK_SECONDS", 0.1)
+    try:
+        assert run._told(ENDED) == [f"\ncommtrace: {said}"]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(20)
+
+
+def test_a_process_that_takes_long_to_tell_what_was_recorded_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ended_command", slow_look)
+    monkeypatch.setattr(run, "_LOOK_SECONDS", 0.5)
+    assert run._told(ENDED) == ["read"]
 
 
 def test_signals_reach_the_command(tmp_path: Path) -> None:

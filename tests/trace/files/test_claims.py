@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,18 @@ def test_a_world_that_follows_one_that_has_ended_goes_on_in_its_directory(tmp_pa
 
     assert Claim(HERE._replace(pid=os.getpid() + 1), below(tmp_path)).settle() == 1
     assert holder_of(tmp_path / "run-1") == HERE._replace(pid=os.getpid() + 1)
+
+
+def test_a_rank_finds_its_world_where_a_listing_on_the_network_is_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ELSEWHERE._replace(world=HERE.world, attempt=1)
+    old = write_claim(tmp_path / "run-1", ELSEWHERE)
+    listing = SimpleNamespace(path=str(old), name=old.name)
+    write_claim(tmp_path / "run-1", own, 1)
+    monkeypatch.setattr(claims.os, "scandir", lambda folder: [listing])
+
+    assert Claim(own, below(tmp_path)).settle() == 1
 
 
 def test_a_later_world_of_the_same_process_goes_on_in_its_directory(tmp_path: Path) -> None:

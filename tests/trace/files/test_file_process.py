@@ -108,10 +108,27 @@ def test_another_one_takes_its_place_after_a_while(
         file.write(b"of the one before")
 
 
-def test_where_no_process_can_be_started_calls_are_made_here(
+def test_half_a_request_is_not_answered_by_the_next_one(
     files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    def has_no_descriptor(connection: object, descriptor: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    first = files.call(os.getpid)
+    with monkeypatch.context() as patch:
+        patch.setattr(file_process, "_send_descriptor", has_no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            files.keep_copy(0, tmp_path / "copy")
+    monkeypatch.setattr(file_process, "_RESTART_SECONDS", 0.0)
+    assert files.call(size_of, tmp_path / "copy") is None
+    assert files.call(os.getpid) == files.pid != first
+
+
+@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
+def test_where_no_process_can_be_started_calls_are_made_here(
+    files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executable: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
     assert files.call(os.getpid) == os.getpid()
     file = files.create(tmp_path / "new")
     file.write(b"abc")
@@ -185,9 +202,30 @@ def test_it_ends_with_a_rank_that_is_killed_and_leaves_the_copy(tmp_path: Path, 
             os.kill(child, signal.SIGKILL)
 
 
+FORKED = """
+import os
+from commtrace.trace.files.file_process import FileProcess
+files = FileProcess()
+pid = files.call(os.getpid)
+child = os.fork()
+if child == 0:
+    files.abandon_after_fork()
+    os._exit(0)
+os.waitpid(child, 0)
+assert files.call(os.getpid) == pid
+files.close()
+"""
+
+
+def test_a_forked_child_lets_go_of_it_without_a_warning() -> None:
+    command = [sys.executable, "-X", "dev", "-c", FORKED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_it_ignores_what_launchers_send_to_all(files: FileProcess) -> None:
     pid = files.call(os.getpid)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(pid, number)
     assert files.call(os.getpid) == pid
 
@@ -214,6 +252,10 @@ def test_what_cannot_be_sent_back_is_an_error(files: FileProcess) -> None:
 
 
 def test_a_process_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(side_process.NotStartedError, match="executable"):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "")
+        with pytest.raises(side_process.NotStartedError, match="its own executable"):
+            side_process.start("commtrace.trace.files.file_process")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(side_process.NotStartedError, match="the program itself"):
         side_process.start("commtrace.trace.files.file_process")

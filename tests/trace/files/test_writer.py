@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import resource
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 from commtrace.trace import schema
+from commtrace.trace.files import file_process
+from commtrace.trace.files.budget import Budget
+from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter, segment_step_ranges
 from commtrace.trace.spans import Spans
@@ -153,6 +158,24 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_open_file(tmp_path: Path) 
     run = load_run(tmp_path)
     assert run.ranks[0].spans.step.tolist() == [1]
     assert run.problems == ()
+
+
+def test_a_segment_whose_process_has_died_is_deleted_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_process, "_RESTART_SECONDS", 0.0)
+    files = FileProcess()
+    writer = SegmentWriter(tmp_path, metadata(0), budget=Budget(steps=8), files=files)
+    writer.write(steps(0, 1))
+    os.kill(files.pid, signal.SIGKILL)
+    with pytest.raises(OSError, match="has died"):
+        writer.write(steps(0, 1))
+    assert "spans-0000.arrows" in _segments(writer.directory)
+    for number in range(2, 20):
+        writer.write(steps(number, number + 1))
+    writer.close()
+    files.close()
+    assert "spans-0000.arrows" not in _segments(writer.directory)
 
 
 def test_a_directory_that_is_removed_while_it_is_written_is_an_os_error(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -52,7 +52,8 @@ def how_it_ended(endings: Mapping[int, Ending]) -> tuple[str, str]:
     return FAILED if raised else CUT_OFF if cut_off else ENDED, "; ".join(parts)
 
 
-class WentOn(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WentOn:
     """A process that is in two attempts, one after the other."""
 
     rank: int  # in the earlier one

@@ -178,8 +178,8 @@ def _endings(traces: Collection[RankTrace]) -> Iterable[str]:
         if trace.exception:
             raised.setdefault(trace.exception, []).append(trace.rank)
     if raised:
-        words = ", ".join(f"{exception} on {format_ranks(ranks)}" for exception, ranks in raised.items())
-        yield f"Ended with an uncaught exception: {words}. See commtrace doctor."
+        who = ", ".join(f"{exception} on {format_ranks(numbers)}" for exception, numbers in raised.items())
+        yield f"Ended with an uncaught exception: {who}. See commtrace doctor."
     for trace in unclosed:
         if trace.in_flight:
             words = [f"{one.operation} number {one.seq if one.seq >= 0 else '?'}" for one in trace.in_flight]

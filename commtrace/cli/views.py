@@ -440,10 +440,10 @@ def _nodes(straggler: Verdict, nodes: NodesOfVerdict) -> tuple[str, ...]:
 
 
 def _when(straggler: Verdict) -> str:
-    """Return the first step with its time of day, or the stretches."""
-    if straggler.stretches:
-        return _stretches(straggler)
+    """Return the first step with its time of day, or the stretches of what is in most steps of them."""
     step, since = straggler.since_step, None if straggler.since_ns is None else date_and_time(straggler.since_ns)
+    if straggler.stretches and not straggler.occurrence:
+        return _stretches(straggler)
     if straggler.occurrence:
         return f"First in step {step}, which began at {since}." if since else ""
     first = ", the first one compared" if step == straggler.first_compared_step else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -168,10 +168,18 @@ def _backwards(counts: Mapping[int, RowCounts]) -> Iterable[str]:
         )
 
 
-def _endings(traces: Iterable[RankTrace]) -> Iterable[str]:
+def _endings(traces: Collection[RankTrace]) -> Iterable[str]:
     unclosed = [trace for trace in traces if not trace.closed]
     if unclosed and not any(trace.metadata.is_dump for trace in unclosed):
-        yield f"Not ended cleanly (killed, or still running): {format_ranks([trace.rank for trace in unclosed])}."
+        ranks = format_ranks([trace.rank for trace in unclosed])
+        yield f"Not ended cleanly (killed, or still running): {ranks}. See commtrace doctor."
+    raised: dict[str, list[int]] = {}
+    for trace in traces:
+        if trace.exception:
+            raised.setdefault(trace.exception, []).append(trace.rank)
+    if raised:
+        who = ", ".join(f"{exception} on {format_ranks(numbers)}" for exception, numbers in raised.items())
+        yield f"Ended with an uncaught exception: {who}. See commtrace doctor."
     for trace in unclosed:
         if trace.in_flight:
             words = [f"{one.operation} number {one.seq if one.seq >= 0 else '?'}" for one in trace.in_flight]

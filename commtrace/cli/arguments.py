@@ -123,8 +123,9 @@ def tell_of_worlds(run: Path) -> None:
         return  # the command itself says what is there
     if others:
         words = "; ".join(map(world_words, others))
-        are = "another world" if len(others) == 1 else f"{len(others)} other worlds"
-        typer.echo(f"commtrace: the job of {printable(str(run))} has {are}, with ranks of their own: {words}", err=True)
+        one = len(others) == 1
+        have = "another world, with ranks of its own" if one else f"{len(others)} other worlds, with ranks of their own"
+        typer.echo(f"commtrace: the job of {printable(str(run))} has {have}: {words}", err=True)
 
 
 WorkersOption = Annotated[

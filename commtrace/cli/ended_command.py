@@ -121,7 +121,8 @@ def _recorded(noted: Collection[Path], began_ns: int, environment: Mapping[str, 
         ranks = runs[run_directory]
         number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
         yield f"\ncommtrace: recorded{number} in {run_directory}"
-        yield f"Next: {own_command()} summary {shlex.quote(str(run_directory))}"
+        following = "doctor" if exit_code else "summary"  # of a job that failed or hung, first why
+        yield f"Next: {own_command()} {following} {shlex.quote(str(run_directory))}"
 
 
 def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:

@@ -18,6 +18,7 @@ from commtrace.analysis.breakdown.run_budget import RunBudget
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.communication.baseline_share import BaselineShare, whole_share
+from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks
 from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.memory import RankMemory, fullest
@@ -71,10 +72,27 @@ def print_baseline(console: Console, shares: Sequence[BaselineShare], made: Mapp
     if any(one.includes_waits for one in shares):
         note += "\n* not matched on all members: waiting included."
     if any(one.is_bound for one in shares):
-        note += "\n≥ no such call has an exact start and end."
+        note += "\n≥ few bytes are in calls with an exact start and end."
     if len(shares) > _MOST_SHARES:
         note += f"\n{len(shares) - _MOST_SHARES} more that took less time: --json"
     print_table(console, "Bandwidth beside the baseline", table, note)
+
+
+def run_line(run_id: str, attempt: int) -> str:
+    """Return ``Run gpt``, or ``Run gpt, attempt 2`` of a job that was started again."""
+    return f"Run {run_id}" + (f", attempt {attempt + 1}" if attempt else "")
+
+
+def bounds_note(rows: Iterable[Communication]) -> str:
+    """Say how many calls have only bounds of their times, and what medians are then of; empty if none has."""
+    bounds = sum(row.upper_bounds for row in rows)
+    if not bounds:
+        return ""
+    calls = "1 call has only a bound of its" if bounds == 1 else f"{bounds} calls have only a bound of their"
+    return (
+        f"{calls} start or end (docs/definitions.md). Medians and bandwidths are of the exact calls; ≤ and ≥: of all, "
+        "as these hold less than half of the bytes."
+    )
 
 
 def print_basis(console: Console, alignment: Alignment, problems: Iterable[str]) -> None:
@@ -422,10 +440,10 @@ def _nodes(straggler: Verdict, nodes: NodesOfVerdict) -> tuple[str, ...]:
 
 
 def _when(straggler: Verdict) -> str:
-    """Return the first step with its time of day, or the stretches."""
-    if straggler.stretches:
-        return _stretches(straggler)
+    """Return the first step with its time of day, or the stretches of what is in most steps of them."""
     step, since = straggler.since_step, None if straggler.since_ns is None else date_and_time(straggler.since_ns)
+    if straggler.stretches and not straggler.occurrence:
+        return _stretches(straggler)
     if straggler.occurrence:
         return f"First in step {step}, which began at {since}." if since else ""
     first = ", the first one compared" if step == straggler.first_compared_step else ""

@@ -166,9 +166,18 @@ def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
         replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=cut, closed=False, in_flight=in_flight)})
     )
     assert summary.run.steps.used == (1, 2)
-    assert "Not ended cleanly (killed, or still running): rank 1." in summary.problems
+    assert "Not ended cleanly (killed, or still running): rank 1. See commtrace doctor." in summary.problems
     assert "Rank 1 was last seen in recv number 9." in summary.problems
     assert "1 step was left out because not every rank recorded them in full." in summary.problems
+
+
+def test_ranks_that_ended_with_an_exception_are_told() -> None:
+    run = PipelineJob(2, 2, steps=4).run()
+    failed = {rank: replace(run.ranks[rank], exception=name) for rank, name in enumerate(("KeyError", "ValueError"))}
+
+    assert summarised(replace(run, ranks=failed)).problems == (
+        "Ended with an uncaught exception: KeyError on rank 0, ValueError on rank 1. See commtrace doctor.",
+    )
 
 
 def test_a_run_without_steps_is_shown_whole() -> None:

@@ -172,7 +172,7 @@ def test_every_reading_command_tells_of_the_other_world(weights: Path) -> None:
 
     for command in ("summary", "straggler", "bandwidth", "pipeline"):
         output = invoke(command, str(weights / "slurm-4711"))[1]
-        assert "has another world, with ranks of their own" in " ".join(output.split()), command
+        assert "has another world, with ranks of its own" in " ".join(output.split()), command
 
 
 def test_no_message_over_worlds_is_dropped_or_given_a_wrong_peer(by_hand: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_rank_without_an_end_was_cut_off_or_still_runs(tmp_path: Path) -> None
 
     after, meanwhile = read(tmp_path / "run"), read(tmp_path / "run", BEGIN_NS + 10**9)
 
-    assert (after.state, after.ending) == (CUT_OFF, "rank 0 cut off")
+    assert (after.state, after.ending) == (CUT_OFF, "rank 0")
     assert (meanwhile.state, meanwhile.ending) == (RUNNING, "")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.analysis.hangs.job_end import ENDED, EarlierAttempt, WentOn
 from commtrace.history import store
 from commtrace.history.store import FILE_NAME, Entry, HistoryError, RunHistory
 from commtrace.history.verdicts import MONITOR
@@ -27,6 +28,16 @@ def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
     kept = RunHistory(tmp_path).keep([one])
 
     assert kept == [replace(one, id=1)]
+    assert RunHistory(tmp_path).entries() == kept
+
+
+def test_attempts_and_the_processes_that_went_on_are_read_again(tmp_path: Path) -> None:
+    moved = (WentOn(1, 0, "alpha", 4711), WentOn(2, 1, "beta", 4712))
+    before = EarlierAttempt(0, 3, first_step=0, last_step=9, state=ENDED, ending="", went_on=moved)
+
+    kept = RunHistory(tmp_path).keep([entry("one", verdict(named()), attempt=1, earlier_attempts=(before,))])
+
+    assert kept[0].facts.earlier_attempts == (before,)
     assert RunHistory(tmp_path).entries() == kept
 
 

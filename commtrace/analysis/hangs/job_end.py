@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 def how_it_ended(endings: Mapping[int, Ending]) -> tuple[str, str]:
-    """Return one of :data:`STATES`, and which ranks failed, were cut off or are silent, in words."""
+    """Return one of :data:`STATES`, and in words to follow it, which ranks failed, were cut off or are silent."""
     silent = [rank for rank, one in endings.items() if one.state == SILENT]
     goes_on = any(one.state == RANK_RUNNING for one in endings.values()) or any(
         endings[rank].process not in (None, GONE) for rank in silent
@@ -47,12 +47,15 @@ def how_it_ended(endings: Mapping[int, Ending]) -> tuple[str, str]:
         if one.exception:
             raised.setdefault(one.exception, []).append(rank)
     cut_off = [rank for rank, one in endings.items() if one.state != RANK_ENDED]
+    if cut_off and not raised:
+        return CUT_OFF, format_ranks(cut_off)
     parts = [f"{format_ranks(cut_off)} cut off"] if cut_off else []
     parts += [f"{exception} on {format_ranks(ranks)}" for exception, ranks in raised.items()]
-    return FAILED if raised else CUT_OFF if cut_off else ENDED, "; ".join(parts)
+    return FAILED if raised else ENDED, "; ".join(parts)
 
 
-class WentOn(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WentOn:
     """A process that is in two attempts, one after the other."""
 
     rank: int  # in the earlier one

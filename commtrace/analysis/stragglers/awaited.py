@@ -548,7 +548,7 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
     if longer <= _ALIKE:
         return (
             f"It is no straggler: its own work takes no longer than that of the ranks that do the same ({both}). It "
-            "comes last by its place in the schedule, or by what it waits for itself."
+            "comes last in few steps, by its place in the schedule, or by what it waits for itself."
         )
     compared_with = f"Its own work takes {longer:.2%} longer than that of the ranks that do the same ({both})"
     if not work.noise_is_known:

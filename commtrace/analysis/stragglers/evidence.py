@@ -313,7 +313,7 @@ def one_pauses_longer(where: str, cause: str, mean_ms: float, excess_ms: float) 
     """Say, without a full stop, that a rank loses more per step to pauses that may be rare."""
     return (
         f"{where} needs {mean_ms:.1f} ms per step for {format_cause(cause)} (mean), {excess_ms:.1f} ms more than "
-        "other ranks of its stage"
+        "other ranks that do the same work"
     )
 
 

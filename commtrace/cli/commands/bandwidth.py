@@ -44,7 +44,7 @@ from commtrace.cli.output import (
     wide_console,
 )
 from commtrace.cli.output import bandwidth as gigabytes_per_second
-from commtrace.cli.views import print_basis
+from commtrace.cli.views import bounds_note, print_basis, run_line
 from commtrace.trace.json_values import fields_to_json
 
 _MOST_ROWS: Final = 60
@@ -115,7 +115,8 @@ def bandwidth(
         sys.stdout.write(json.dumps(fields_to_json(report), allow_nan=False) + "\n")
     elif rows:
         console = wide_console()
-        console.print(f"Run {escape(report.run)}", style="dim")
+        line = run_line(report.run, measured.recorded.any_metadata.attempt)
+        console.print(escape(line), style="dim")
         console.print(f"[bold]{escape(report.verdict)}[/]\n")
         print_basis(console, report.alignment, report.problems)
         _print(console, rows, by)
@@ -205,13 +206,8 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
     )
     if any(row.bandwidth_time == "duration" for row in rows):
         console.print("* not matched on all members: bytes per duration, waiting included.", style="dim")
-    bounds = sum(row.upper_bounds for row in rows)
-    if bounds:
-        console.print(
-            f"{bounds} calls have only a bound of their start or end. Medians and bandwidths are of the others; "
-            "≤ and ≥: there are no others.",
-            style="dim",
-        )
+    if note := bounds_note(rows):
+        console.print(note, style="dim")
 
 
 def _words(row: Communication, by: By) -> list[str]:

@@ -127,6 +127,8 @@ def print_runs(console: Console, runs: RunList) -> None:
         if run.facts is not None:
             table.add_row(*map(escape, _row(run, run.facts)))
     console.print(table)
+    if any(run.facts is not None and run.verdict is None for run in runs.runs):
+        console.print(f"Verdict {UNKNOWN}: not judged yet; commtrace summary RUN --keep does.", style="dim")
     for run in runs.runs:
         for line in attempt_lines(run.facts.earlier_attempts if run.facts is not None else ()):
             console.print(f"{escape(run.directory)}: {escape(line)}", soft_wrap=True)

@@ -27,7 +27,7 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.output import UNKNOWN, milliseconds, print_table, share, text_table, wide_console
-from commtrace.cli.views import print_basis
+from commtrace.cli.views import print_basis, run_line
 
 
 def pipeline(
@@ -60,7 +60,8 @@ def pipeline(
         typer.echo("This run has no pipeline: no step of it holds forwards and backwards on several stages.")
     else:
         console = wide_console()
-        console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
+        metadata = opened.recorded.any_metadata
+        console.print(escape(run_line(metadata.run_id, metadata.attempt)), style="dim")
         console.print(f"[bold]{escape(verdict_text(found))}[/]\n")
         print_basis(console, alignment, problems)
         print_pipeline(console, found)

@@ -34,7 +34,7 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.output import milliseconds, wide_console
-from commtrace.cli.views import print_awaited, print_basis, print_stragglers, step_attempts_lines
+from commtrace.cli.views import print_awaited, print_basis, print_stragglers, run_line, step_attempts_lines
 
 _MOST_PARTS: Final = 8
 _WORTH_SHOWING: Final = 1.005
@@ -90,7 +90,7 @@ def straggler(
         sys.stdout.write(json.dumps({"verdict": _verdict(report), **report.to_json()}, allow_nan=False) + "\n")
     else:
         console = wide_console()
-        console.print(f"Run {escape(report.run)}", style="dim")
+        console.print(escape(run_line(report.run, report.attempt)), style="dim")
         _print(console, report)
     if keep:
         keep_analysis(
@@ -129,8 +129,6 @@ def _print(console: Console, report: StragglerReport) -> None:
     if report.findings.waited_for:
         console.print(escape(report.findings.waited_for))
     print_awaited(console, report.awaited, verdicts)
-    if not verdicts:
-        console.print()
     console.print()
     print_basis(console, report.alignment, report.problems)
     _print_slowdown(console, report.slowdown, beside_costs=bool(verdicts))

@@ -58,6 +58,7 @@ from commtrace.cli.output import (
 from commtrace.cli.utilization import Recomputed, UtilizationOptions, measure_utilization, utilization_lines
 from commtrace.cli.views import (
     attempt_lines,
+    bounds_note,
     clock_line,
     critical_path_lines,
     detail_lines,
@@ -320,12 +321,8 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
     replayed = sum(row.replayed for row in rows)
     if replayed:
         note += f"\n{replayed} calls were replayed from CUDA graphs: they are counted, and their times are not known."
-    bounds = sum(row.upper_bounds for row in rows)
-    if bounds:
-        note += (
-            f"\n{bounds} calls have only a bound of their start or end (docs/definitions.md), and of their hidden "
-            "time.\nMedians and bandwidths are of the others; ≤ and ≥: there are no others."
-        )
+    if bounds := bounds_note(rows):
+        note += f"\n{bounds} Their hidden time is a bound as well."
     if alone:
         note += f"\nLeft out: {alone} calls on groups of one rank, which send nothing."
     print_table(console, "Communication, all ranks and steps", table, note)

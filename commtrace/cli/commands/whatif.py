@@ -32,6 +32,7 @@ from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, JsonOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import milliseconds, wide_console
+from commtrace.cli.views import run_line
 from commtrace.errors import ConfigurationError
 from commtrace.installation import own_command
 from commtrace.planning.recorded_job import has_sizes, recorded_job
@@ -181,7 +182,8 @@ def whatif(
         typer.echo(json.dumps(_answer(opened, outcome.prediction), allow_nan=False, indent=2))
         return
     console = wide_console()
-    console.print(f"Run {escape(opened.recorded.any_metadata.run_id)}", style="dim")
+    metadata = opened.recorded.any_metadata
+    console.print(escape(run_line(metadata.run_id, metadata.attempt)), style="dim")
     print_prediction(console, outcome.prediction)
     if output is not None:
         _print_where(console, run, output)

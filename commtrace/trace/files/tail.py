@@ -43,6 +43,9 @@ _MOST_BATCHES_WITHOUT_STEPS: Final = 64
 _TRIES: Final = 3
 _SAMPLED_SEGMENTS: Final = 16
 _BATCHES_OF_A_SAMPLE: Final = 4
+_MOST_BATCHES: Final = 32
+"""Batches that are read, from the begin on and evenly, where those of a sample hold no step."""
+
 _BEHIND: Final = 2
 _QUIET_NS: Final = 15_000_000_000
 """A rank counts as stopped if its files are older than others by this, and it is behind by more than a multiple of the
@@ -312,12 +315,21 @@ def _durations(index: SegmentIndex) -> list[int]:
         columns = [fields.names.index(name) for name in ("kind", "start", "end")]
         if any(not fields.field(at).equals(schema.SCHEMA.field(fields.field(at).name)) for at in columns):
             return []  # of another program
-        for at in _evenly(len(index.batches), _BATCHES_OF_A_SAMPLE):
-            part = index.read(at, at + 1, columns)
-            if part is not None:
-                rows = _rows_of(part, schema.STEP)
-                durations = (_values(part, "end") - _values(part, "start"))[rows]
-                found += durations[(durations >= 0) & (durations < LONGEST_NS)].tolist()
+        count = len(index.batches)
+        chosen = _evenly(count, _BATCHES_OF_A_SAMPLE)
+        for at in chosen:
+            found += _durations_in(index, at, columns)
+        if not found:  # few batches hold steps where these are long, or where a job hangs
+            for at in {*range(min(count, _MOST_BATCHES)), *_evenly(count, _MOST_BATCHES)}.difference(chosen):
+                found += _durations_in(index, at, columns)
     except (OSError, ValueError, pa.ArrowException):
         pass  # deleted meanwhile, or torn: it is a sample of others all the same
     return found
+
+
+def _durations_in(index: SegmentIndex, batch: int, columns: list[int]) -> list[int]:
+    part = index.read(batch, batch + 1, columns)
+    if part is None:
+        return []
+    durations = (_values(part, "end") - _values(part, "start"))[_rows_of(part, schema.STEP)]
+    return [int(one) for one in durations[(durations >= 0) & (durations < LONGEST_NS)]]

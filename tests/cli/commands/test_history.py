@@ -119,6 +119,16 @@ def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Pa
     assert problem == "! empty: It holds no recorded run (no rank-NNNNN folders)."
 
 
+def test_of_runs_that_were_not_judged_it_is_said_how_to(runs: Path) -> None:
+    invoke("summary", runs / "healthy", "--keep")
+
+    lines = invoke("list", runs).stdout.splitlines()
+    assert "Verdict –: not judged yet; commtrace summary RUN --keep does." in lines
+
+    invoke("summary", runs / "slow", "--keep")
+    assert "not judged yet" not in invoke("list", runs).stdout
+
+
 def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
     for run in ("healthy", "slow"):
         invoke("summary", runs / run, "--keep")

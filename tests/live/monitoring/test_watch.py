@@ -74,7 +74,7 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
 def test_one_that_waits_for_input_in_every_step_is_told_in_the_words_of_a_recording() -> None:
     watch, _ = watched(2, {2: (60, 20, 0, 5)})
     assert watch.stragglers[0].evidence == (
-        "Rank 2 (node0) needs 20.0 ms per step for input (mean), 15.0 ms more than other ranks of its stage. "
+        "Rank 2 (node0) needs 20.0 ms per step for input (mean), 15.0 ms more than other ranks that do the same work. "
         "The others wait for 30.0 ms."
     )
 

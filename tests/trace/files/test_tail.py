@@ -187,6 +187,19 @@ def test_durations_are_sampled_from_all_over_the_run(tmp_path: Path) -> None:
     assert 30 <= len(sample) < 400
 
 
+@pytest.mark.parametrize("before", [0, 17])
+def test_durations_are_found_where_few_batches_hold_steps(tmp_path: Path, before: int) -> None:
+    writer = write(tmp_path, 0, range(0))
+    for _ in range(before):  # a long start
+        writer.write([mark("process_group", GROUP)])
+    for step in range(2):
+        writer.write(step_rows(step))
+    for _ in range(90):  # then a hang, in which only marks are written
+        writer.write([mark("process_group", GROUP)])
+
+    assert RunTail(tmp_path).sample_durations(0) == [100, 100]
+
+
 def test_durations_are_not_sampled_from_a_segment_of_another_program(tmp_path: Path) -> None:
     write(tmp_path, 0, range(20), per_segment=10)
     first = segment_paths(rank_directory(tmp_path, 0))[0]

@@ -93,6 +93,9 @@ class FileProcess:
             self._is_closed = True
             self._let_go()
 
+    def __del__(self) -> None:
+        self._let_go()  # of a recording that was never stopped: Python would warn of a process that nobody waited for
+
     def abandon_after_fork(self) -> None:
         """Close a forked child's copy of the connection, which would keep the process alive without the parent."""
         self._lock = threading.Lock()

@@ -238,6 +238,7 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
         "commtrace/config.py",
         "commtrace/cli/commands/bench_overhead.py",
         "commtrace/cli/commands/run.py",
+        "commtrace/cli/ended_command.py",
         "commtrace/side_process.py",
     }
 

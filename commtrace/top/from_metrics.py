@@ -490,6 +490,8 @@ def _from_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterator[
     values: dict[str, dict[tuple[str | None, ...], float]] = {name: {} for name in _OF_STRAGGLERS}
     costs: list[Sample] = []
     for one in found:
+        if one.name not in values:  # a server may answer what nobody asked for
+            continue
         values[one.name][_finding(one)] = one.value
         if one.name == _COST:
             costs.append(one)

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 _logger = logging.getLogger("commtrace")
 
 _RESTART_SECONDS: Final = 10.0
-_END_SECONDS: Final = 0.5
+_END_SECONDS: Final = 2.0
 
 _LOOK_SECONDS: Final = 0.25
 """Interval at which copies are brought up to date."""

@@ -635,20 +635,11 @@ PyMethodDef calls_functions[] = {
 };
 
 int calls_init(void) {
-    struct {
-        PyObject **place;
-        const char *name;
-    } names[] = {
+    const InternedName names[] = {
         {&name_nbytes, "nbytes"},
         {&name_dtype, "dtype"},
         {&name_is_cuda, "is_cuda"},
         {&name_get_device, "get_device"},
     };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        *names[i].place = PyUnicode_InternFromString(names[i].name);
-        if (*names[i].place == NULL) {
-            return -1;
-        }
-    }
-    return 0;
+    return intern_names(names, sizeof names / sizeof names[0]) ? 0 : -1;
 }

@@ -210,6 +210,26 @@ static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ss
     Py_RETURN_NONE;
 }
 
+bool intern_names(const InternedName *names, size_t num_names) {
+    for (size_t i = 0; i < num_names; i++) {
+        *names[i].place = PyUnicode_InternFromString(names[i].text);
+        if (*names[i].place == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void object_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    inquiry clear = (inquiry)PyType_GetSlot(type, Py_tp_clear);
+    clear(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
 PyObject *call_python(PyObject *function, PyObject *first, PyObject *second, PyObject *third) {
     Py_INCREF(function);
     PyObject *result = PyObject_CallFunctionObjArgs(function, first, second, third, NULL);

@@ -277,6 +277,16 @@ int modules_init(PyObject *module);
 
 /* ---- core.c: the module ------------------------------------------------------------------------------------------ */
 
+/* A string that is kept for ever, as the name of an attribute or a key. */
+typedef struct {
+    PyObject **place;
+    const char *text;
+} InternedName;
+
+bool intern_names(const InternedName *, size_t num_names); /* false with an exception */
+/* Py_tp_dealloc of a class with Py_tp_clear that the garbage collector follows. */
+void object_dealloc(PyObject *);
+
 /* Calls a function of Python's path with up to three arguments, the rest NULL. It lives until it returns: what it does may
    end the recording, and with that our reference to it. */
 PyObject *call_python(PyObject *function, PyObject *first, PyObject *second, PyObject *third);

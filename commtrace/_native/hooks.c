@@ -436,14 +436,9 @@ static int hook_clear(PyObject *self) {
 }
 
 static void hook_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    GroupHook *hook = (GroupHook *)self;
-    PyObject_GC_UnTrack(self);
-    hook_clear(self);
-    Py_CLEAR(hook->group);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    PyObject *group = (PyObject *)((GroupHook *)self)->group;
+    object_dealloc(self);
+    Py_XDECREF(group); /* not cleared: until it is gone, a hook may be called */
 }
 
 static PyType_Slot hook_slots[] = {
@@ -641,19 +636,13 @@ static void in_forked_child(void) {
 }
 
 int hooks_init(PyObject *module) {
-    struct {
-        PyObject **place;
-        const char *name;
-    } names[] = {
+    const InternedName names[] = {
         {&name_operation, "name"}, {&name_op_id, "op_id"}, {&name_inputs, "input_tensors"},
         {&name_work, "work"}, {&name_is_completed, "is_completed"}, {&name_is_meta, "is_meta"},
         {&name_name, "__name__"},
     };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        *names[i].place = PyUnicode_InternFromString(names[i].name);
-        if (*names[i].place == NULL) {
-            return -1;
-        }
+    if (!intern_names(names, sizeof names / sizeof names[0])) {
+        return -1;
     }
     static bool is_prepared;
     if (!is_prepared && pthread_atfork(NULL, NULL, in_forked_child) != 0) {

@@ -372,15 +372,6 @@ static int method_clear(PyObject *self) {
     return 0;
 }
 
-static void method_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    method_clear(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
-}
-
 /* Definitions outlive their functions. They are kept for ever, and used again by the next recording. */
 static PyMethodDef *definition_of(const char *name, const char *doc) {
     typedef struct Definition {
@@ -445,7 +436,7 @@ static PyMemberDef method_members[] = {
 };
 
 static PyType_Slot method_slots[] = {
-    {Py_tp_new, method_new},         {Py_tp_dealloc, method_dealloc}, {Py_tp_traverse, method_traverse},
+    {Py_tp_new, method_new},         {Py_tp_dealloc, object_dealloc}, {Py_tp_traverse, method_traverse},
     {Py_tp_clear, method_clear},     {Py_tp_methods, method_methods}, {Py_tp_members, method_members},
     {Py_tp_doc, "A method of ProcessGroup or Work, and what is recorded of its calls."}, {0, NULL},
 };
@@ -454,18 +445,12 @@ static PyType_Spec method_spec = {"commtrace._native.core.Method", sizeof(Method
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, method_slots};
 
 int methods_init(PyObject *module) {
-    struct {
-        PyObject **place;
-        const char *name;
-    } names[] = {
+    const InternedName names[] = {
         {&name_async, "asyncOp"}, {&name_root, "rootRank"}, {&name_back, "f_back"},
         {&name_code, "f_code"},   {&name_func, "__func__"},
     };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        *names[i].place = PyUnicode_InternFromString(names[i].name);
-        if (*names[i].place == NULL) {
-            return -1;
-        }
+    if (!intern_names(names, sizeof names / sizeof names[0])) {
+        return -1;
     }
     PyObject *method_type = PyType_FromSpec(&method_spec);
     return method_type == NULL ? -1 : PyModule_AddObject(module, "Method", method_type);

@@ -684,15 +684,10 @@ static int modules_clear(PyObject *self) {
 }
 
 static void modules_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
     Modules *modules = (Modules *)self;
-    PyObject_GC_UnTrack(self);
     forget_passes(modules);
     free(modules->passes);
-    modules_clear(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    object_dealloc(self);
 }
 
 static PyMethodDef modules_methods[] = {
@@ -716,10 +711,7 @@ static PyType_Spec modules_spec = {"commtrace._native.core.Modules", sizeof(Modu
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, modules_slots};
 
 int modules_init(PyObject *module) {
-    struct {
-        PyObject **place;
-        const char *name;
-    } names[] = {
+    const InternedName names[] = {
         {&key, "commtrace"},
         {&name_hooks, "_backward_hooks"},
         {&name_node, "grad_fn"},
@@ -728,11 +720,8 @@ int modules_init(PyObject *module) {
         {&name_fields, "__dataclass_fields__"},
         {&name_dict, "__dict__"},
     };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        *names[i].place = PyUnicode_InternFromString(names[i].name);
-        if (*names[i].place == NULL) {
-            return -1;
-        }
+    if (!intern_names(names, sizeof names / sizeof names[0])) {
+        return -1;
     }
     struct {
         PyTypeObject **place;

@@ -316,15 +316,6 @@ static int operator_clear(PyObject *self) {
     return 0;
 }
 
-static void operator_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    operator_clear(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
-}
-
 static PyMemberDef operator_members[] = {
     {"__dictoffset__", T_PYSSIZET, offsetof(Operator, dict), READONLY, NULL},
     {"original", T_OBJECT, offsetof(Operator, original), READONLY, "the function of C++"},
@@ -339,7 +330,7 @@ static PyGetSetDef operator_attributes[] = {
 
 static PyType_Slot operator_slots[] = {
     {Py_tp_new, operator_new},
-    {Py_tp_dealloc, operator_dealloc},
+    {Py_tp_dealloc, object_dealloc},
     {Py_tp_traverse, operator_traverse},
     {Py_tp_clear, operator_clear},
     {Py_tp_call, operator_call},
@@ -431,10 +422,12 @@ PyMethodDef operators_functions[] = {
 };
 
 int operators_init(PyObject *module) {
-    name_is_meta = PyUnicode_InternFromString("is_meta");
-    name_untyped_storage = PyUnicode_InternFromString("untyped_storage");
-    name_cdata = PyUnicode_InternFromString("_cdata");
-    if (name_is_meta == NULL || name_untyped_storage == NULL || name_cdata == NULL) {
+    const InternedName names[] = {
+        {&name_is_meta, "is_meta"},
+        {&name_untyped_storage, "untyped_storage"},
+        {&name_cdata, "_cdata"},
+    };
+    if (!intern_names(names, sizeof names / sizeof names[0])) {
         return -1;
     }
     PyObject *operator_type = PyType_FromSpec(&operator_spec);

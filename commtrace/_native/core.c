@@ -237,6 +237,35 @@ PyObject *call_python(PyObject *function, PyObject *first, PyObject *second, PyO
     return result;
 }
 
+void clear_exception(void) {
+    if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+    }
+}
+
+Raised take_raised(const PyObject *result) {
+    Raised raised = {NULL, NULL, NULL};
+    if (result == NULL) {
+        PyErr_Fetch(&raised.type, &raised.value, &raised.traceback);
+        PyErr_NormalizeException(&raised.type, &raised.value, &raised.traceback);
+    }
+    return raised;
+}
+
+PyObject *result_or_raised(PyObject *result, Raised raised, bool ends_program) {
+    if (result == NULL && !ends_program) {
+        PyErr_Restore(raised.type, raised.value, raised.traceback);
+        return NULL;
+    }
+    if (ends_program) {
+        Py_CLEAR(result);
+    }
+    Py_XDECREF(raised.type);
+    Py_XDECREF(raised.value);
+    Py_XDECREF(raised.traceback);
+    return result;
+}
+
 bool error_is_for_the_job(PyObject *failed) {
     if (PyErr_Occurred() == NULL) {
         return false;
@@ -252,9 +281,7 @@ bool error_is_for_the_job(PyObject *failed) {
             PyException_SetTraceback(value, traceback); /* before Python 3.12 it does not have it yet */
         }
         Py_XDECREF(call_python(failed, value, NULL, NULL));
-        if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-            PyErr_Clear(); /* there is nobody left to tell */
-        }
+        clear_exception(); /* there is nobody left to tell */
     }
     Py_XDECREF(type);
     Py_XDECREF(value);

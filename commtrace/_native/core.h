@@ -293,6 +293,18 @@ PyObject *call_python(PyObject *function, PyObject *first, PyObject *second, PyO
 /* Tells `failed` of an error of ours, if one is set, which switches the capture off. One that is no Exception (the
    KeyboardInterrupt of a signal that arrived while an attribute ran Python) is the job's: true, and it stays set. */
 bool error_is_for_the_job(PyObject *failed);
+void clear_exception(void); /* but for one that is no Exception: it is the job's */
+
+/* What an original has raised, out of the way of what is ours after it. */
+typedef struct {
+    PyObject *type, *value, *traceback; /* NULL where it has a result */
+} Raised;
+
+Raised take_raised(const PyObject *result); /* beside a result, an exception that is set is ours: it stays */
+/* Gives back what the original has given: its result, or the exception if that is NULL. Neither if our error, which is set
+   then, ends the program: it goes before. Takes the references. */
+PyObject *result_or_raised(PyObject *result, Raised, bool ends_program);
+
 /* A place on the current stream of a device, or of the current one; of the host where none is used, or where the stream is
    captured into a graph. False, with an exception, where torch does not say which stream. */
 bool point_here(int device, Point *, bool *is_captured);

@@ -384,8 +384,8 @@ static PyObject *hook_call(PyObject *self, PyObject *arguments, PyObject *keywor
     bool is_slow;
     depth++; /* before anything that may run Python, which may end the recording */
     (hook->is_post ? post : pre)(hook, PyTuple_GetItem(arguments, 0), &is_slow);
-    if (is_slow && PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear(); /* arguments that could not be read: Python's path knows what to say */
+    if (is_slow) {
+        clear_exception(); /* arguments that could not be read: Python's path knows what to say */
     }
     bool ends_program = error_is_for_the_job(failed);
     PyObject *nothing = NULL;

@@ -288,8 +288,8 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     } else if (names == NULL) {
         call = before_launch(method, arguments, num_arguments);
     }
-    if (call.way == SLOW && PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear(); /* arguments that could not be read: Python's path knows what to say */
+    if (call.way == SLOW) {
+        clear_exception(); /* arguments that could not be read: Python's path knows what to say */
     }
     if (is_for_the_job()) {
         undo_call(&call);
@@ -304,21 +304,9 @@ static PyObject *call_method(PyObject *self, PyObject *const *arguments, Py_ssiz
     PyObject *result = call.way == PASS ? pass_on(method, method->function, arguments, num_arguments, names)
                                         : forward(method->function, arguments, num_arguments, names);
     is_inside = was_inside;
-    PyObject *type = NULL, *value = NULL, *traceback = NULL;
-    if (result == NULL) {
-        PyErr_Fetch(&type, &value, &traceback);
-        PyErr_NormalizeException(&type, &value, &traceback);
-    }
-    finish(method, &call, result, value);
-    if (is_for_the_job()) { /* what ends the program goes before what the original gave */
-        Py_CLEAR(result);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
-    } else if (result == NULL) {
-        PyErr_Restore(type, value, traceback);
-    }
-    return result;
+    Raised raised = take_raised(result);
+    finish(method, &call, result, raised.value);
+    return result_or_raised(result, raised, is_for_the_job());
 }
 
 /* ---- the class Method, and functions made of it ------------------------------------------------------------------ */

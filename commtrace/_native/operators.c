@@ -232,8 +232,8 @@ static PyObject *operator_call(PyObject *self, PyObject *arguments, PyObject *ke
         return PyObject_Call(operator->original, arguments, keywords);
     }
     Call call = before(operator, arguments, keywords);
-    if (call.way == SLOW && PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear(); /* arguments that could not be read: Python's path knows what to say */
+    if (call.way == SLOW) {
+        clear_exception(); /* arguments that could not be read: Python's path knows what to say */
     }
     if (error_is_for_the_job(failed)) {
         undo_call(&call);
@@ -249,20 +249,9 @@ static PyObject *operator_call(PyObject *self, PyObject *arguments, PyObject *ke
     PyObject *result = PyObject_Call(operator->original, arguments, keywords);
     is_inside = was_inside;
     is_in_operator = was_in_operator;
-    PyObject *type = NULL, *value = NULL, *traceback = NULL;
-    if (result == NULL) {
-        PyErr_Fetch(&type, &value, &traceback);
-    }
+    Raised raised = take_raised(result);
     finish(operator, &call, result);
-    if (error_is_for_the_job(failed)) { /* what ends the program goes before what the original gave */
-        Py_CLEAR(result);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
-    } else if (result == NULL) {
-        PyErr_Restore(type, value, traceback);
-    }
-    return result;
+    return result_or_raised(result, raised, error_is_for_the_job(failed));
 }
 
 /* torch keeps operators by their hashes, which are those of their functions. */

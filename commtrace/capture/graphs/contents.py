@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.records import Launch, dtype_name, next_id
 from commtrace.trace import schema
+from commtrace.trace.graphs import ContainedOperation, Counter
 
 if TYPE_CHECKING:
     from commtrace.capture.collectives.groups import GroupState
@@ -34,28 +36,10 @@ _Message: TypeAlias = "tuple[bool, int, int]"
 """A kind of messages of a group that are numbered together: whether they are sent, the peer, and the tag."""
 
 
-class CapturedOperation(NamedTuple):
-    """One communication of a graph: an item of ``operations`` in the mark ``graph`` (docs/recorded-spans.md)."""
+class _Numbers(NamedTuple):
+    """The numbers that each replay of a graph takes of a counter."""
 
-    name: str
-    counter: int  # position in the counters of the graph
-    offset: int  # of its number from the counter's first
-    op_in_seq: int
-    num_bytes: int
-    self_bytes: int
-    dtype: str | None
-    peer: int
-    is_async: bool
-    microbatch: int
-    chunk: int
-    stage: int
-    module: str
-
-
-class _Counter(NamedTuple):
-    """Numbers of a group that a graph takes: of collectives, or of messages of one kind."""
-
-    to_json: list[object]  # [group, is_send, peer, tag]; [group, None, -1, 0] of collectives
+    counter: Counter
     take: Callable[[], int]  # takes them, and returns the first
 
 
@@ -78,20 +62,21 @@ class CapturedGraph:
         self.num_operations = 0
         self.num_bytes = 0 if is_known else schema.NOT_APPLICABLE
         self._phases: set[int] = set()
-        self._states: dict[GroupState, GroupState] = {}  # of the groups, by their own
+        self._states: dict[GroupState, GroupState] = {}  # within the graph, by the group's
         self._noted: list[_Noted] = []
         self._in_bracket: dict[object, int] = {}  # by the state of the group whose coalescing bracket is open
         self._unlisted = 0
-        self._counters: tuple[_Counter, ...] = ()
-        self._operations: list[CapturedOperation] = []
+        self._numbers: list[_Numbers] = []
+        self._operations: list[ContainedOperation] = []
 
     # While it is captured
 
-    def state(self, own: GroupState) -> GroupState:
+    def state(self, of_group: GroupState) -> GroupState:
         """Return what numbers the communication of a group within this graph."""
-        state = self._states.get(own)
+        state = self._states.get(of_group)
         if state is None:
-            state = self._states[own] = type(own)(own.group, own.ranks_by_group_rank, own.nccl, graph=self)
+            state = type(of_group)(of_group.group, of_group.ranks_by_group_rank, of_group.nccl, graph=self)
+            self._states[of_group] = state
         return state
 
     def add(self, launch: Launch) -> None:
@@ -134,12 +119,9 @@ class CapturedGraph:
         self.is_known = self.is_known and graph.is_known
         self._phases |= graph._phases
         moved: dict[int, tuple[GroupState, dict[_Message | None, int]]] = {}  # by the id of the state within it
-        for own, within in graph._states.items():
-            state = self.state(own)
-            firsts: dict[_Message | None, int] = {None: state.collective_seq.take(within.collective_seq.launched)}
-            for is_send, peer, tag, count in within.collective_seq.messages():
-                firsts[is_send, peer, tag] = state.collective_seq.take_messages(is_send, peer, tag, count)
-            moved[id(within)] = state, firsts
+        for of_group, within in graph._states.items():
+            state = self.state(of_group)
+            moved[id(within)] = state, {message: _take(state, message, count) for message, count in _counts(within)}
         room = MOST_OPERATIONS - len(self._noted)
         self._unlisted += graph._unlisted + max(0, len(graph._noted) - room)
         for noted in graph._noted[:room]:
@@ -151,20 +133,13 @@ class CapturedGraph:
 
     def close(self) -> None:
         """End the capture: what the graph contains stays as it is."""
-        positions: dict[tuple[int, _Message | None], int] = {}
-        counters: list[_Counter] = []
-        for own, state in self._states.items():
-            count = state.collective_seq.launched
-            if count:
-                positions[id(state), None] = len(counters)
-                counters.append(_Counter([own.group.id, None, -1, 0], _taking(own, None, count)))
-            for is_send, peer, tag, messages in state.collective_seq.messages():
-                if messages:
-                    positions[id(state), (is_send, peer, tag)] = len(counters)
-                    counters.append(
-                        _Counter([own.group.id, is_send, peer, tag], _taking(own, (is_send, peer, tag), messages))
-                    )
-        self._counters = tuple(counters)
+        positions: dict[tuple[int, _Message | None], int] = {}  # of counters, by the id of the state within the graph
+        for of_group, state in self._states.items():
+            for message, count in _counts(state):
+                if count:
+                    positions[id(state), message] = len(self._numbers)
+                    counter = Counter(of_group.group.id, *(message or (None, schema.NOT_APPLICABLE, 0)))
+                    self._numbers.append(_Numbers(counter, partial(_take, of_group, message, count)))
         self._operations = [
             operation for noted in self._noted if (operation := _operation(noted, positions)) is not None
         ]
@@ -184,7 +159,7 @@ class CapturedGraph:
         """Return the number of a replay, and the first number of each counter, which are taken now."""
         number = self.num_replays
         self.num_replays += 1
-        return number, [counter.take() for counter in self._counters]
+        return number, [numbers.take() for numbers in self._numbers]
 
     def to_json(self) -> MarkDetail:
         """Return the detail of its mark: ``Graph`` of commtrace/trace/marks.py."""
@@ -193,7 +168,7 @@ class CapturedGraph:
             "phases": self.phases,
             "is_known": self.is_known,
             "unlisted": self._unlisted,
-            "counters": [counter.to_json for counter in self._counters],
+            "counters": [list(numbers.counter) for numbers in self._numbers],
             "operations": [list(operation) for operation in self._operations],
         }
 
@@ -214,13 +189,13 @@ def _offset(launch: Launch) -> int:
     return launch.seq if message is None else launch.seq - (message[2] << _TAG_BITS)
 
 
-def _operation(noted: _Noted, positions: dict[tuple[int, _Message | None], int]) -> CapturedOperation | None:
+def _operation(noted: _Noted, positions: dict[tuple[int, _Message | None], int]) -> ContainedOperation | None:
     launch = noted.launch
     key = _message_of(launch)
     counter = positions.get((id(launch.state), key))
     if counter is None or launch.seq < 0:  # a message from anybody, or in a bracket that was never closed
         return None
-    return CapturedOperation(
+    return ContainedOperation(
         launch.operation.name,
         counter,
         _offset(launch),
@@ -235,11 +210,17 @@ def _operation(noted: _Noted, positions: dict[tuple[int, _Message | None], int])
     )
 
 
-def _taking(own: GroupState, message: _Message | None, count: int) -> Callable[[], int]:
-    counters = own.collective_seq
-    if message is None:
-        return lambda: counters.take(count)
-    return lambda: counters.take_messages(*message, count)
+def _counts(state: GroupState) -> Iterator[tuple[_Message | None, int]]:
+    """Yield how many numbers were taken: of collectives, with None, and of each kind of messages."""
+    yield None, state.collective_seq.launched
+    for is_send, peer, tag, count in state.collective_seq.messages():
+        yield (is_send, peer, tag), count
+
+
+def _take(state: GroupState, message: _Message | None, count: int) -> int:
+    """Take so many numbers, of collectives or of a kind of messages; return the first of them."""
+    counters = state.collective_seq
+    return counters.take(count) if message is None else counters.take_messages(*message, count)
 
 
 def _module() -> str:
@@ -276,16 +257,20 @@ class OpenCaptures:
         """Begin the contents of a graph, which this thread captures."""
         capture = _Capture(weakref.ref(graph), CapturedGraph(), threading.get_ident())
         with self._lock:
-            self.open = (*(one for one in self.open if one.graph() not in (None, graph)), capture)
+            self.open = (*self._but(graph), capture)
             self._tell(True)
 
     def end(self, graph: object) -> CapturedGraph | None:
         """End the capture of a graph; return its contents, which are still open, or None if its begin was not seen."""
         with self._lock:
-            ended = [one.contents for one in self.open if one.graph() is graph]
-            self.open = tuple(one for one in self.open if one.graph() not in (None, graph))
+            ended = [capture.contents for capture in self.open if capture.graph() is graph]
+            self.open = self._but(graph)
             self._tell(bool(self.open))
         return ended[-1] if ended else None
+
+    def _but(self, graph: object) -> tuple[_Capture, ...]:
+        """Return the captures of other graphs that are still there."""
+        return tuple(capture for capture in self.open if capture.graph() not in (None, graph))
 
     def forget(self) -> None:
         """End all, at the end of the recording."""
@@ -302,14 +287,14 @@ class OpenCaptures:
             return captures[0].contents
         # A backward is captured on autograd's threads: with several captures, which it belongs to is not known.
         thread = threading.get_ident()
-        own = [capture.contents for capture in captures if capture.thread == thread]
-        if len(own) == 1:
-            return own[0]
+        of_thread = [capture.contents for capture in captures if capture.thread == thread]
+        if len(of_thread) == 1:
+            return of_thread[0]
         for capture in captures:
             capture.contents.is_known = False
         return None
 
-    def state(self, own: GroupState) -> GroupState:
+    def state(self, of_group: GroupState) -> GroupState:
         """Return what numbers the communication of a group here: the graph that is captured, or the group itself."""
-        graph = None if own.group.backend in _NOT_OF_A_DEVICE else self.current()
-        return own if graph is None else graph.state(own)
+        graph = None if of_group.group.backend in _NOT_OF_A_DEVICE else self.current()
+        return of_group if graph is None else graph.state(of_group)

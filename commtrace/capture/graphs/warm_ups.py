@@ -26,7 +26,7 @@ class WarmUps:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
-        self._depth = 0
+        self._is_inside = False
 
     def install(self) -> None:
         wrap = self._hooks.around(self._begin, self._end)
@@ -49,9 +49,9 @@ class WarmUps:
         self._hooks.replace_method(cuda_graphs, "_CudagraphGlobalRecord", "create_cudagraphs", wrap)
 
     def _begin(self, _arguments: Arguments, _keywords: Keywords) -> tuple[Span, Coordinates] | None:
-        if self._depth:  # one library's around another's
+        if self._is_inside:  # one library's around another's
             return None
-        self._depth += 1
+        self._is_inside = True
         tracer = self._tracer
         before = tracer.be_at(Coordinates())
         try:
@@ -62,7 +62,7 @@ class WarmUps:
 
     def _end(self, begun: tuple[Span, Coordinates], _result: object) -> None:
         span, before = begun
-        self._depth -= 1
+        self._is_inside = False
         self._tracer.leave(span)
         if self._tracer.coordinates.step == schema.NOT_APPLICABLE:  # no step began meanwhile
             self._tracer.be_at(before)

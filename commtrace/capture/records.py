@@ -61,7 +61,7 @@ class Coordinates(NamedTuple):
 
 
 class GraphContents(Protocol):
-    """The part of a :class:`commtrace.capture.graphs.contents.CapturedGraph` that communication needs."""
+    """The part of a :class:`commtrace.capture.graphs.contents.RecordedGraph` that communication needs."""
 
     def add(self, launch: Launch) -> None: ...
 

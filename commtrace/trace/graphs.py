@@ -24,7 +24,10 @@ _MOST_ROWS: Final = 20_000_000
 
 
 class ContainedOperation(NamedTuple):
-    """One communication of a graph. Its number is the first of its counter in the replay, and ``offset`` more."""
+    """One communication of a graph, an item of ``operations`` in its mark (docs/recorded-spans.md).
+
+    Its number is the first of its counter in the replay, and ``offset`` more.
+    """
 
     name: str
     counter: int  # position in the graph's counters

@@ -10,7 +10,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
@@ -32,6 +32,10 @@ meshes that a program makes beside those of its parallelism, as torchtitan's for
 def is_generic_role(role: str) -> bool:
     """Return whether a role says nothing of what a group is for."""
     return _GENERIC_ROLE.fullmatch(role) is not None
+
+
+TAG_BIT: Final = 32
+"""The number of a message has its tag from this bit on."""
 
 
 class Counters(Protocol):
@@ -113,22 +117,26 @@ class PythonCounters:
         key = (is_send, peer, tag)
         counter = self._messages.get(key)
         if counter is None:
-            counter = self._messages.setdefault(key, itertools.count((tag & 0x7FFFFFFF) << 32))
+            counter = self._messages.setdefault(key, itertools.count(_first_message(tag)))
         return next(counter)
 
     def take_back_message(self, is_send: bool, peer: int, seq: int) -> None:
-        key = (is_send, peer, seq >> 32)
+        key = (is_send, peer, seq >> TAG_BIT)
         if key in self._messages and _next_number(self._messages[key]) == seq + 1:
             self._messages[key] = itertools.count(seq)
 
     def messages(self) -> list[tuple[bool, int, int, int]]:
         return [
-            (is_send, peer, tag, _next_number(counter) - ((tag & 0x7FFFFFFF) << 32))
+            (is_send, peer, tag, _next_number(counter) - _first_message(tag))
             for (is_send, peer, tag), counter in list(self._messages.items())
         ]
 
     def detach(self) -> None:
         return None
+
+
+def _first_message(tag: int) -> int:
+    return (tag & 0x7FFFFFFF) << TAG_BIT
 
 
 def _next_number(counter: itertools.count[int]) -> int:

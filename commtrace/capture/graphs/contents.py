@@ -14,6 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from commtrace.capture.collectives.groups import TAG_BIT
 from commtrace.capture.records import Launch, dtype_name, next_id
 from commtrace.trace import schema
 from commtrace.trace.graphs import ContainedOperation, Counter
@@ -30,7 +31,6 @@ _PHASES: Final = (schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTI
 
 _NOT_OF_A_DEVICE: Final = frozenset({"gloo", "mpi"})
 """Backends whose communication is never captured: it is of the host, and sent at once."""
-
 
 _Message: TypeAlias = "tuple[bool, int, int]"
 """A kind of messages of a group that are numbered together: whether they are sent, the peer, and the tag."""
@@ -49,7 +49,7 @@ class _Noted(NamedTuple):
     module: str
 
 
-class CapturedGraph:
+class RecordedGraph:
     """The contents of a graph; ``id`` is unique among the graphs and communications of the process.
 
     It is open until :meth:`close`. ``is_known`` is False if something in it may not be listed.
@@ -114,7 +114,7 @@ class CapturedGraph:
         if kind in _PHASES:
             self._phases.add(kind)
 
-    def include(self, graph: CapturedGraph) -> None:
+    def include(self, graph: RecordedGraph) -> None:
         """Note that another graph is replayed into this one."""
         self.is_known = self.is_known and graph.is_known
         self._phases |= graph._phases
@@ -173,20 +173,16 @@ class CapturedGraph:
         }
 
 
-_TAG_BITS: Final = 32
-"""The tag of a message is in its number, above so many bits: see GroupState.next_p2p."""
-
-
 def _message_of(launch: Launch) -> _Message | None:
     if not launch.operation.is_p2p:
         return None
-    return launch.operation.is_send, launch.peer, max(launch.seq, 0) >> _TAG_BITS
+    return launch.operation.is_send, launch.peer, max(launch.seq, 0) >> TAG_BIT
 
 
 def _offset(launch: Launch) -> int:
     """Return the number of a launch within its graph, from 0: the tag of a message left out."""
     message = _message_of(launch)
-    return launch.seq if message is None else launch.seq - (message[2] << _TAG_BITS)
+    return launch.seq if message is None else launch.seq - (message[2] << TAG_BIT)
 
 
 def _operation(noted: _Noted, positions: dict[tuple[int, _Message | None], int]) -> ContainedOperation | None:
@@ -239,7 +235,7 @@ class _Capture(NamedTuple):
     """A capture that is going on."""
 
     graph: weakref.ref[object]
-    contents: CapturedGraph
+    contents: RecordedGraph
     thread: int
 
 
@@ -255,12 +251,12 @@ class OpenCaptures:
 
     def begin(self, graph: object) -> None:
         """Begin the contents of a graph, which this thread captures."""
-        capture = _Capture(weakref.ref(graph), CapturedGraph(), threading.get_ident())
+        capture = _Capture(weakref.ref(graph), RecordedGraph(), threading.get_ident())
         with self._lock:
             self.open = (*self._but(graph), capture)
             self._tell(True)
 
-    def end(self, graph: object) -> CapturedGraph | None:
+    def end(self, graph: object) -> RecordedGraph | None:
         """End the capture of a graph; return its contents, which are still open, or None if its begin was not seen."""
         with self._lock:
             ended = [capture.contents for capture in self.open if capture.graph() is graph]
@@ -278,7 +274,7 @@ class OpenCaptures:
             self.open = ()
             self._tell(False)
 
-    def current(self) -> CapturedGraph | None:
+    def current(self) -> RecordedGraph | None:
         """Return the graph into which the current stream is captured; None where it is not, or is not known."""
         captures = self.open
         if not captures or not self._clock.is_capturing():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from commtrace.capture.device.clock import Mark, now_ns
-from commtrace.capture.graphs.contents import CapturedGraph
+from commtrace.capture.graphs.contents import RecordedGraph
 from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords
 from commtrace.capture.records import Span, graph_rows, replay_rows
 from commtrace.capture.tracer import Tracer
@@ -24,15 +24,13 @@ PART: Final = "capture of CUDA graphs"
 EARLIER_GRAPHS: Final = "CUDA graphs captured before the recording began"
 """A path that is noted at their first replay: what they contain was not seen."""
 
-
 _OPTIMIZER: Final = schema.KINDS[schema.OPTIMIZER]
 
-
-_Ended: TypeAlias = "tuple[torch.cuda.CUDAGraph, CapturedGraph | None]"
+_Ended: TypeAlias = "tuple[torch.cuda.CUDAGraph, RecordedGraph | None]"
 
 
 class _Replay(NamedTuple):
-    contents: CapturedGraph
+    contents: RecordedGraph
     phase: Span | None  # of the host
     start: Mark | None  # None where nothing is recorded
 
@@ -49,7 +47,7 @@ class GraphReplays:
         self._hooks = Hooks(PART, tracer)
         self._is_grad_enabled: Callable[[], bool] = lambda: True  # torch's own
         # Those of graphs that are destroyed go with them.
-        self._contents: WeakKeyDictionary[torch.cuda.CUDAGraph, CapturedGraph] = WeakKeyDictionary()
+        self._contents: WeakKeyDictionary[torch.cuda.CUDAGraph, RecordedGraph] = WeakKeyDictionary()
 
     def install(self) -> None:
         import torch
@@ -89,7 +87,7 @@ class GraphReplays:
             contents.close()
             self._keep(graph, contents)
 
-    def _keep(self, graph: torch.cuda.CUDAGraph, contents: CapturedGraph) -> None:
+    def _keep(self, graph: torch.cuda.CUDAGraph, contents: RecordedGraph) -> None:
         self._contents[graph] = contents
         self._tracer.append((graph_rows, schema.MARK, contents, now_ns()))
 
@@ -97,7 +95,7 @@ class GraphReplays:
         graph = arguments[0]
         tracer, contents = self._tracer, self._contents.get(graph)
         if contents is None:
-            contents = CapturedGraph(is_known=False)
+            contents = RecordedGraph(is_known=False)
             self._keep(graph, contents)
             tracer.untraced_paths.add(EARLIER_GRAPHS)
         phase = next(tracer.open_computing_spans(), None)

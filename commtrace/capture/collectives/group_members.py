@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from commtrace.capture.collectives.groups import GroupRegistry, GroupState
+from commtrace.capture.collectives.groups import GroupRegistry, GroupState, store_of, without_prefixes
 from commtrace.identity import StoreRequest
 from commtrace.trace.metadata import Member, is_world_key, new_world_key
 
@@ -123,14 +123,9 @@ class _Meeting:
         """Return a connection to the group's store; None if torch does not know the store, or the group is gone."""
         if self._connection is not None:
             return self._connection
-        from torch.distributed import distributed_c10d
-
-        group = self._group()
-        known = None if group is None else distributed_c10d._world.pg_map.get(group)
-        if group is None or known is None:
-            return None
-        store: Any = known[1]
-        if not _is_of_network(store) or not hasattr(store, "clone"):
+        store: Any = store_of(self._group())
+        is_of_network = getattr(without_prefixes(store), "port", None) is not None
+        if not is_of_network or not hasattr(store, "clone"):
             return store
         self._connection = store.clone()
         return self._connection
@@ -147,12 +142,6 @@ class _Meeting:
     def _place(self, number: int) -> str:
         # A store may outlive a group, and serve the next one of its name.
         return f"{_PREFIX}/{self.state.group.ordinal}/{number}"
-
-
-def _is_of_network(store: Any) -> bool:
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return getattr(store, "port", None) is not None
 
 
 def _parsed(value: bytes) -> tuple[Member, str]:

@@ -10,7 +10,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
@@ -331,7 +331,7 @@ class GroupRegistry:
             ranks_by_group_rank = [OUTSIDE + number for number in range(size)]
             if place is not None and 0 <= process_group.rank() < size:
                 ranks_by_group_rank[process_group.rank()] = place.rank
-            store = store_name(store_of(process_group))
+            store = store_name(without_prefixes(store_of(process_group)))
             ordinal = self._next_ordinal((store, group.name, size))
             number = outside_group_id(store, group.name, size, ordinal)
             group = group._replace(id=number, ordinal=ordinal, members=(None,) * size)
@@ -393,7 +393,7 @@ def is_of_this_world(process_group: ProcessGroup) -> bool:
     world = distributed_c10d._world
     if process_group is world.default_pg:
         return True
-    store, of_world = store_of(process_group), store_of(world.default_pg)
+    store, of_world = (without_prefixes(store_of(group)) for group in (process_group, world.default_pg))
     if store is not None and of_world is not None and not _is_same_store(store, of_world):
         return False
     ranks = world.pg_group_ranks.get(process_group)
@@ -409,15 +409,19 @@ def is_of_this_world(process_group: ProcessGroup) -> bool:
 
 
 def store_of(process_group: ProcessGroup | None) -> Store | None:
-    """Return the store at which the members of a group meet, without its prefixes; None if torch does not know it."""
+    """Return the store at which the members of a group meet; None if torch does not know it."""
     from torch.distributed import distributed_c10d
 
     known = None if process_group is None else distributed_c10d._world.pg_map.get(process_group)
-    store: Any = None if known is None else known[1]
-    while store is not None and hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    bottom: Store | None = store
-    return bottom
+    return None if known is None else known[1]
+
+
+def without_prefixes(store: Store | None) -> Store | None:
+    """Return the store below those that put a prefix before each key."""
+    below: Any = store
+    while hasattr(below, "underlying_store"):
+        below = below.underlying_store
+    return cast("Store | None", below)
 
 
 def store_name(store: Store | None) -> str:

@@ -26,8 +26,9 @@ _PREFIX: Final = "commtrace/members"
 _MOST_BYTES: Final = 2_000
 _ANSWER_SECONDS: Final = 0.1
 _OFTEN_SECONDS: Final = 60.0
+"""From the start: for so long there is a request in each pass of the harvester."""
 _SELDOM_SECONDS: Final = 10.0
-"""Interval of requests, after those of the first minute in each pass."""
+"""Interval of requests after that."""
 _LONGEST_SECONDS: Final = 1800.0
 """A member that has not presented itself by then is not recorded."""
 
@@ -35,10 +36,10 @@ _logger = logging.getLogger("commtrace")
 
 
 class GroupMembers:
-    """The part of one rank, ``own``, in all its groups. For the harvester's thread."""
+    """The part of one rank, ``member``, in all its groups. For the harvester's thread."""
 
-    def __init__(self, groups: GroupRegistry, own: Member, now: Callable[[], float] = time.monotonic) -> None:
-        self._groups, self._own, self._now = groups, own, now
+    def __init__(self, groups: GroupRegistry, member: Member, now: Callable[[], float] = time.monotonic) -> None:
+        self._groups, self._member, self._now = groups, member, now
         self._meetings: list[_Meeting] = []
         self._num_seen = 0
 
@@ -46,7 +47,7 @@ class GroupMembers:
         """Go on in each group; what has become known is in the registry."""
         over_worlds = self._groups.over_worlds
         for reference, state in over_worlds[self._num_seen :]:
-            self._meetings.append(_Meeting(reference, state, self._own, self._now))
+            self._meetings.append(_Meeting(reference, state, self._member, self._now))
         self._num_seen = len(over_worlds)
         for meeting in tuple(self._meetings):
             if meeting.step():
@@ -59,13 +60,13 @@ class _Meeting:
     """The members of one group, by their rank in it, as far as they have presented themselves."""
 
     def __init__(
-        self, group: weakref.ref[ProcessGroup], state: GroupState, own: Member, now: Callable[[], float]
+        self, group: weakref.ref[ProcessGroup], state: GroupState, member: Member, now: Callable[[], float]
     ) -> None:
         self.state = state
         self.members: tuple[Member | None, ...] = state.group.members
         self.key = ""
         self.is_over = False
-        self._group, self._own, self._now = group, own, now
+        self._group, self._member, self._now = group, member, now
         self._began = self._due = now()
         self._own_number = self._number_of(group())
         self._has_told = False
@@ -78,7 +79,7 @@ class _Meeting:
         """Ask, and take what is there; return whether more is known."""
         now = self._now()
         if self._own_number >= 0 and self.members[self._own_number] is None:
-            self.members = (*self.members[: self._own_number], self._own, *self.members[self._own_number + 1 :])
+            self.members = (*self.members[: self._own_number], self._member, *self.members[self._own_number + 1 :])
             return True
         patience = 0.0
         if self._request is None:
@@ -90,34 +91,34 @@ class _Meeting:
         request, self._request = self._request, None
         self._due = now if now < self._began + _OFTEN_SECONDS else now + _SELDOM_SECONDS
         try:
-            found: dict[int, tuple[Member, str]] = request.answer()
+            answers: dict[int, tuple[Member, str]] = request.answer()
         except Exception as error:  # whatever a store may raise: nothing depends on it
             _logger.debug("commtrace: the members of %s are not known: %s", self.state.group.name, error)
             self.is_over = True
             return False
         members = list(self.members)
-        for number, (member, key) in found.items():
+        for number, (member, key) in answers.items():
             members[number] = member
             self.key = key if number == 0 else self.key
         self.members = tuple(members)
         self.is_over = self.is_over or None not in members or now > self._began + _LONGEST_SECONDS
-        return bool(found)
+        return bool(answers)
 
     def _ask(self) -> dict[int, tuple[Member, str]]:
         store = self._connected()
         if store is None:
             self.is_over = True
             return {}
-        found = {}
+        answers = {}
         if self._own_number >= 0 and not self._has_told:
-            text = json.dumps([*self._own, new_world_key()])
-            store.set(self._place(self._own_number), text)
+            text = json.dumps([*self._member, new_world_key()])
+            store.set(self._store_key(self._own_number), text)
             self._has_told = True
-            found[self._own_number] = _parsed(text.encode())
+            answers[self._own_number] = _parsed(text.encode())
         for number, member in enumerate(self.members):
-            if member is None and number not in found and store.check([self._place(number)]):
-                found[number] = _parsed(store.get(self._place(number)))
-        return found
+            if member is None and number not in answers and store.check([self._store_key(number)]):
+                answers[number] = _parsed(store.get(self._store_key(number)))
+        return answers
 
     def _connected(self) -> Any:
         """Return a connection to the group's store; None if torch does not know the store, or the group is gone."""
@@ -139,7 +140,7 @@ class _Meeting:
             return -1
         return number if 0 <= number < len(self.members) else -1
 
-    def _place(self, number: int) -> str:
+    def _store_key(self, number: int) -> str:
         # A store may outlive a group, and serve the next one of its name.
         return f"{_PREFIX}/{self.state.group.ordinal}/{number}"
 

@@ -39,11 +39,11 @@ class Worlds(NamedTuple):
 
     def group(self, name: str) -> tuple[Group, Group]:
         """A group that joins both, as each of them has recorded it."""
-        found = [
+        of_trainer, of_rollout = [
             next(group for trace in world.ranks.values() for group in trace.groups.values() if group.name == name)
             for world in self
         ]
-        return found[0], found[1]
+        return of_trainer, of_rollout
 
 
 def worlds_below(directory: Path) -> list[Run]:
@@ -69,26 +69,35 @@ def invoke(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+class Recorded(NamedTuple):
+    directory: Path
+    completed: Completed
+
+
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, what: str) -> Recorded:
+    """Run a job with the engine of the request."""
+    directory = tmp_path_factory.mktemp(what)
+    return Recorded(directory, job(directory, what, request.param))
+
+
+def ended_well(recorded: Recorded) -> Path:
+    assert recorded.completed.stdout.count("has ended well") == 4, recorded.completed.stdout
+    return recorded.directory
+
+
 @pytest.fixture(scope="module", params=ENGINES)
 def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("weights")
-    completed = job(directory, "weights", request.param)
-    assert completed.stdout.count("has ended well") == 4, completed.stdout
-    return directory
+    return ended_well(recorded(request, tmp_path_factory, "weights"))
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def by_hand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("by_hand")
-    completed = job(directory, "by_hand", request.param)
-    assert completed.stdout.count("has ended well") == 4, completed.stdout
-    return directory
+    return ended_well(recorded(request, tmp_path_factory, "by_hand"))
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def hangs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("hangs")
-    completed = job(directory, "hangs", request.param)
+    directory, completed = recorded(request, tmp_path_factory, "hangs")
     assert "has ended well" not in completed.stdout
     assert not completed.timed_out, completed.stdout
     return directory
@@ -224,7 +233,7 @@ def test_a_hang_is_found_from_the_directory_of_the_job(hangs: Path) -> None:
     told = json.loads(output[output.index("{") :])
 
     assert exit_code == 1
-    of_trainers = next(one for one in told["worlds"] if one["run"]["id"] == worlds.trainer.any_metadata.run_id)
+    of_trainers = next(world for world in told["worlds"] if world["run"]["id"] == worlds.trainer.any_metadata.run_id)
     (stop,) = [stop for stop in of_trainers["hang"]["stops"] if stop["group"]["name"] == "weights"]
     members = {member["number"]: member for member in stop["elsewhere"]}
     assert {number: member["rank"] for number, member in members.items()} == {1: 0, 2: 1}

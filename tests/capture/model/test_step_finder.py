@@ -54,6 +54,15 @@ def forward(recording: Recording) -> None:
     recording.tracer.leave(recording.tracer.enter(schema.FORWARD, "forward"))
 
 
+def alternate(recording: Recording, always: torch.optim.SGD, every_other: torch.optim.SGD, iterations: int) -> None:
+    """Train with one optimizer in each iteration, and with another one in every second of them."""
+    for number in range(iterations):
+        forward(recording)
+        always.step()
+        if number % 2:
+            every_other.step()
+
+
 def evaluate(recording: Recording) -> None:
     recording.tracer.leave(recording.tracer.enter(schema.EVALUATION, "evaluation"))
     recording.tracer.steps.evaluation_ended()
@@ -305,11 +314,7 @@ def iterations(recording: Recording) -> Any:
 
 def test_an_optimizer_that_steps_in_every_cycle_sets_the_pace(loop: Recording) -> None:
     muon, adam = optimizer(), optimizer()
-    for number in range(8):
-        forward(loop)
-        muon.step()
-        if number % 2:
-            adam.step()
+    alternate(loop, muon, adam, 8)
 
     # Until Adam steps nobody can know that both are trained by the same loop. Numbers are those of iterations.
     assert [number for number, _ in numbers_and_updates(loop)] == [0, 2, 3, 4, 5, 6, 7]
@@ -392,11 +397,7 @@ def test_that_a_step_holds_several_iterations_is_known(loop: Recording) -> None:
 
 def test_an_optimizer_that_no_longer_steps_does_not_hold_up_the_steps(loop: Recording) -> None:
     pace, second = optimizer(), optimizer()
-    for number in range(4):
-        forward(loop)
-        pace.step()
-        if number % 2:
-            second.step()
+    alternate(loop, pace, second, 4)
     for _ in range(40):
         forward(loop)
         second.step()
@@ -407,11 +408,7 @@ def test_an_optimizer_that_no_longer_steps_does_not_hold_up_the_steps(loop: Reco
 def test_of_a_pace_that_is_gone_no_id_is_left(loop: Recording) -> None:
     """A later object may get it. Nobody sets the pace any more: the second one steps in each iteration."""
     pace, second = optimizer(), optimizer()
-    for number in range(4):
-        forward(loop)
-        pace.step()
-        if number % 2:
-            second.step()
+    alternate(loop, pace, second, 4)
     gone, finder = id(pace), loop.tracer.steps
     del pace
     gc.collect()

@@ -234,8 +234,8 @@ class ProcessGroupHooks:
                     payload = measure(tensors, own_rank)
                 except Exception as error:
                     payload = unmeasured(operation, tensors, error)
-                own = captures.state(state) if captures.open else state
-                issued = issue(operation, own, -1, payload, peer)
+                scope = captures.state(state) if captures.open else state
+                issued = issue(operation, scope, -1, payload, peer)
                 thread.issuing.append((arguments.op_id, operation, peer, issued, results))
             except Exception as error:
                 failed(HOOKS_PART, error)
@@ -262,10 +262,10 @@ class ProcessGroupHooks:
                         return
                     number, operation, peer, issued, results = issuing.pop()
                 # Here, not in the pre-hook: what is refused takes no number.
-                own = captures.state(state) if captures.open else state
-                seq = number_of_message(own, operation, peer) if operation.is_p2p else next(own.collective_seq)
-                if own.graph is not None:
-                    own.graph.number(own, seq, is_p2p=operation.is_p2p)
+                scope = captures.state(state) if captures.open else state
+                seq = number_of_message(scope, operation, peer) if operation.is_p2p else next(scope.collective_seq)
+                if scope.graph is not None:
+                    scope.graph.number(scope, seq, is_p2p=operation.is_p2p)
                 if issued is None:
                     return
                 launch = issued.launch

@@ -378,8 +378,9 @@ def test_a_wait_for_a_work_that_nobody_saw_is_not_one_for_a_work_that_had_its_ad
 
     launch, waits = core.method(lambda *_: Work()), Slow(nothing)
     wait = core.wait(nothing, waits)
-    launch(core.process_group, TENSORS, SYNCHRONOUS)  # its Work dies at once
-    unseen = [Work() for _ in range(100)]  # one of them at its address
+    address = id(launch(core.process_group, TENSORS, SYNCHRONOUS))  # its Work dies at once
+    unseen = [Work() for _ in range(100)]
+    assert address in map(id, unseen)
     for work in unseen:
         wait(work)
 

@@ -7,8 +7,6 @@
 
 #include <string.h>
 
-enum { COMMUNICATION = 2 };
-
 _Thread_local bool is_inside;
 
 /* ---- what the module was told ----------------------------------------------------------------------------------- */

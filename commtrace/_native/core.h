@@ -132,6 +132,10 @@ void group_take_back_message(Group *, bool is_send, int32_t peer, int64_t seq);
 
 /* ---- rows.c: what was recorded, on its way to the harvester ------------------------------------------------------ */
 
+/* Codes of commtrace/trace/schema.py, of kinds and of lanes; a test compares them. */
+enum { MODULE = 4, COLLECTIVE = 6, P2P = 7, STALL = 8, NUM_KINDS = 19 };
+enum { COMPUTE = 1, COMMUNICATION = 2 };
+
 typedef struct {
     int32_t step, microbatch, chunk, stage;
 } Coordinates;
@@ -178,8 +182,6 @@ PyObject *facts_to_python(const Facts *, Point start);
 int64_t next_id(void);
 
 /* ---- calls.c: communications that are under way ------------------------------------------------------------------- */
-
-enum { COLLECTIVE = 6, P2P = 7 }; /* codes of commtrace/trace/schema.py; a test compares them */
 
 /* What is known of a call before the original runs. */
 typedef struct {

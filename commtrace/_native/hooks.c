@@ -10,7 +10,6 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { COMMUNICATION = 2 };
 enum {
     MOST_ISSUING = 8,
     MOST_BUCKETS = 1000, /* that are remembered: a backend may never say that they are over */

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <structmember.h>
 
-enum { MODULE = 4, COMPUTE = 1 }; /* codes of commtrace/trace/schema.py; a test compares them */
 enum { MOST_TENSORS = 16, MOST_NESTING = 3 }; /* limits of the search for tensors in arguments and results */
 
 static PyTypeObject *label_type, *call_type, *hook_type, *modules_type;

@@ -9,8 +9,6 @@
 #include <string.h>
 
 /* Codes of commtrace/trace/schema.py; a test compares them. */
-enum { STALL = 8, NUM_KINDS = 19 };
-enum { COMPUTE = 1, COMMUNICATION = 2 };
 enum { HOST_TIMING = 0, CUDA_EVENT_TIMING = 1 };
 
 enum {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import time
@@ -16,8 +17,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from commtrace import _native
 from commtrace.capture.collectives.groups import PythonCounters
 from commtrace.capture.native import NativeClock
+from commtrace.trace import schema
 from commtrace.trace.schema import COLLECTIVE
 from tests.capture.recording import native
 from tests.capture.simulated_nccl import SimulatedTensor, tensor
@@ -119,6 +122,17 @@ def test_counters_live_as_long_as_the_calls_that_have_a_number_of_them(core: Bar
     after = sys.getrefcount(core.counters)
     assert (references, after) == ([before + 1] * 2, before)
     assert core.counters.launched == 0
+
+
+def test_codes_are_those_of_the_schema(core: BareCore) -> None:
+    folder = Path(_native.__file__).parent
+    names = ("MODULE", "COLLECTIVE", "P2P", "STALL", "COMPUTE", "COMMUNICATION", "HOST_TIMING", "CUDA_EVENT_TIMING")
+    declared = re.findall(r"\b([A-Z_0-9]+) = (\d+)", (folder / "core.h").read_text() + (folder / "rows.c").read_text())
+
+    assert {name: int(code) for name, code in declared if name in names} == {
+        name: getattr(schema, name) for name in names
+    }
+    assert len(core.core.dropped()) == len(schema.KINDS)
 
 
 def test_calls_that_python_handles_hold_no_counters(core: BareCore) -> None:

@@ -60,31 +60,35 @@ class _Layout:
         if world is None:
             return
         if not self._is_told:
-            if prod(self._sizes.values()) != world.world_size:
-                self._is_off = True
-                told = ",".join(f"{name}={size}" for name, size in self._sizes.items())
-                _logger.warning(
-                    "commtrace: COMMTRACE_LAYOUT=%s is of %d ranks, but the job has %d: it is ignored",
-                    told,
-                    prod(self._sizes.values()),
-                    world.world_size,
-                )
-                return
-            self._is_told = True
-            _, known = self._tracer.topology()
-            place = place_in(self._sizes, world.rank)
-            self._tracer.set_topology(
-                {
-                    "coordinates": {**place, **known.get("coordinates", {})},
-                    "parallel": {**self._sizes, **known.get("parallel", {})},
-                }
-            )
-        dimension = self._dimension(state.group.ranks)
+            self._tell_place(world.rank, world.world_size)
+        dimension = "" if self._is_off else self._dimension(state.group.ranks)
         if dimension:
             self._tracer.groups.name_dimension(process_group, dimension)
+
+    def _tell_place(self, rank: int, world_size: int) -> None:
+        num_ranks = prod(self._sizes.values())
+        if num_ranks != world_size:
+            self._is_off = True
+            sizes = ",".join(f"{name}={size}" for name, size in self._sizes.items())
+            _logger.warning(
+                "commtrace: COMMTRACE_LAYOUT=%s is of %d ranks, but the job has %d: it is ignored",
+                sizes,
+                num_ranks,
+                world_size,
+            )
+            return
+        self._is_told = True
+        _, known = self._tracer.topology()
+        place = place_in(self._sizes, rank)
+        self._tracer.set_topology(
+            {
+                "coordinates": {**place, **known.get("coordinates", {})},
+                "parallel": {**self._sizes, **known.get("parallel", {})},
+            }
+        )
 
     def _dimension(self, ranks: tuple[int, ...]) -> str:
         """Return the only dimension in which these ranks differ; empty if there are several, or none."""
         places = [place_in(self._sizes, rank) for rank in ranks]
-        differ = [name for name in self._sizes if len({place[name] for place in places}) > 1]
-        return differ[0] if len(differ) == 1 else ""
+        dimensions = [name for name in self._sizes if len({place[name] for place in places}) > 1]
+        return dimensions[0] if len(dimensions) == 1 else ""

@@ -11,7 +11,7 @@ from tests.trace.rows import row
 
 
 def batch_of(*steps: int) -> RowBatch:
-    """The first half of the rows one by one, the others as columns."""
+    """The first half of the rows as tuples, the others as columns."""
     rows = [row(step=step) for step in steps]
     half = len(rows) // 2
     names: list[str] = []
@@ -19,7 +19,7 @@ def batch_of(*steps: int) -> RowBatch:
 
 
 def renumbered(late: LateNumbers, *steps: int) -> list[int]:
-    return [one.step for one in late.renumber(batch_of(*steps))]
+    return [row.step for row in late.renumber(batch_of(*steps))]
 
 
 def test_steps_that_had_begun_get_the_numbers_that_they_should_have_had() -> None:

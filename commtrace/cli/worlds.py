@@ -14,6 +14,7 @@ from commtrace.analysis.formatting import format_duration
 from commtrace.cli.output import UNKNOWN, duration, text_table
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.history.facts import RunFacts, read_facts
+from commtrace.installation import own_command
 from commtrace.trace.files.jobs import World, read_world, worlds_in
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.inputs import printable
@@ -81,7 +82,8 @@ def print_job(console: Console, worlds: Sequence[World], command: str) -> None:
         console.print(f"[yellow]![/] {escape(problem)}")
     console.print("\nEach world has ranks, steps and groups of its own. Read each by itself:")
     for world in worlds:
-        console.print(f"  commtrace {command} {escape(shlex.quote(printable(str(world.path))))}", soft_wrap=True)
+        path = shlex.quote(printable(str(world.path)))
+        console.print(f"  {own_command()} {command} {escape(path)}", soft_wrap=True)
 
 
 def _facts(world: World, now_ns: int) -> tuple[RunFacts | None, str]:

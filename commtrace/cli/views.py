@@ -84,7 +84,7 @@ def run_line(run_id: str, attempt: int) -> str:
 
 
 def bounds_note(rows: Iterable[Communication]) -> str:
-    """Say how many calls have only bounds of their times, and what medians and bandwidths are then of; empty if none has."""
+    """Say how many calls have only bounds of their times, and which calls the figures are of; empty if none has."""
     bounds = sum(row.upper_bounds for row in rows)
     if not bounds:
         return ""

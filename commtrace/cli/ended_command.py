@@ -1,4 +1,4 @@
-"""What ``commtrace run`` does once its command has ended: note how with its ranks, and say where they are.
+"""What ``commtrace run`` does once its command has ended: note how it ended beside its ranks, and say where these are.
 
 A process of its own does it: the file system of the run may not answer, and ``commtrace run`` ends with its command.
 """

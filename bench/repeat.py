@@ -51,7 +51,7 @@ def numbers_of_each(spans: Spans) -> Int64:
 def marks_of(trace: RankTrace) -> list[Row]:
     begin = int(trace.spans.start[0])
     topology = {**trace.topology, "coordinates": trace.coordinates, "parallel": trace.parallel}
-    groups = [{**group._asdict(), "ranks": list(group.ranks)} for group in trace.groups.values()]
+    groups = [group.to_json() for group in trace.groups.values()]
     return [
         *(mark_row("process_group", group, at_ns=begin) for group in groups),
         mark_row("topology", topology, at_ns=begin),

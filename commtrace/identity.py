@@ -19,8 +19,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from commtrace import launchers
-from commtrace.agreement import Agreed, Agreement, Name, Seat, Store, is_same_world
-from commtrace.agreement import Predecessor as Predecessor
+from commtrace.agreement import Agreed, Agreement, Name, Predecessor, Seat, Store, is_same_world
 from commtrace.config import FORWARDED, NOTES_VARIABLE, RUN_ID_VARIABLE, Config
 from commtrace.options import is_run_id
 from commtrace.trace.files.claims import Claim, Holder, holder_of

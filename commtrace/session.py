@@ -18,7 +18,8 @@ from commtrace.errors import ConfigurationError, InstallationError
 from commtrace.installation import import_pyarrow
 
 if TYPE_CHECKING:
-    from commtrace.capture.instrumentation import Instrumentation, OpenObservers, Predecessor
+    from commtrace.agreement import Predecessor
+    from commtrace.capture.instrumentation import Instrumentation, OpenObservers
 
 _logger = logging.getLogger("commtrace")
 # Re-entrant: a signal handler of the script's may stop the recording while the script starts it.

@@ -172,7 +172,7 @@ COMMUNICATION: Final = pa.schema(
         _column("duration_p99_ns", pa.int64(), "99th percentile"),
         _column("duration_max_ns", pa.int64(), "longest"),
         _column("duration_sum_ns", pa.int64(), "sum"),
-        _column("durations_are_bounds", pa.bool_(), "few bytes are in exact calls: these are upper bounds"),
+        _column("durations_are_bounds", pa.bool_(), "most bytes are in calls with bounds: these are upper bounds"),
         _column("algbw_gbps", pa.float64(), "algorithm bandwidth, 10⁹ bytes/s"),
         _column("busbw_gbps", pa.float64(), "bus bandwidth, 10⁹ bytes/s"),
         _column("bandwidth_time", pa.string(), "the time that both rates use: `transfer` or `duration`"),

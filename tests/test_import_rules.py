@@ -40,9 +40,20 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "recorder": BASE | {"process_end"},
     "_compile_safe": frozenset(),
     "capture": BASE
-    | {"process_end", "recorder", "identity", "_compile_safe", "_native", "installation", "launchers", "options"},
+    | {
+        "agreement",
+        "process_end",
+        "recorder",
+        "identity",
+        "_compile_safe",
+        "_native",
+        "installation",
+        "launchers",
+        "options",
+    },
     "integrations": BASE | {"capture", "recorder", "installation"},
-    "session": BASE | {"process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
+    "session": BASE
+    | {"agreement", "process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
     "live": BASE | {"analysis"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),

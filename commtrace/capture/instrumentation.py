@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from commtrace import identity, launchers
+from commtrace.agreement import Predecessor
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.group_members import GroupMembers
@@ -48,7 +49,6 @@ from commtrace.config import (
     own_variables,
 )
 from commtrace.identity import Identity, WorldNames
-from commtrace.identity import Predecessor as Predecessor
 from commtrace.installation import own_command, warn_if_untried
 from commtrace.options import OFF
 from commtrace.process_end import ExitCall, uncaught_exception

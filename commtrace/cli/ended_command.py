@@ -1,4 +1,4 @@
-"""What ``commtrace run`` does once its command has ended: note how with its ranks, and say where they are.
+"""What ``commtrace run`` does once its command has ended: note how it ended beside its ranks, and say where these are.
 
 A process of its own does it: the file system of the run may not answer, and ``commtrace run`` ends with its command.
 """
@@ -10,7 +10,7 @@ import os
 import shlex
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,24 +46,24 @@ def main(descriptor: int, parent: int) -> None:
 
 def tell(ended: EndedCommand) -> Sequence[str]:
     """Note how the command ended, and return what there is to say, line by line."""
-    lines = list(_note_exit(ended.noted, ended.began_ns, ended.exit_code))
+    lines = list(_note_exit(ended))
     position = launchers.position(os.environ)
     if position is None or position.rank == 0:  # behind a launcher there is one of us for each rank
-        lines += _recorded(ended.noted, ended.began_ns, ended.environment, ended.exit_code)
+        lines += _recorded(ended, is_one_of_several=position is not None and position.world_size > 1)
     return lines
 
 
-def _note_exit(noted: Mapping[Path, bool], began_ns: int, exit_code: int) -> Iterator[str]:
+def _note_exit(ended: EndedCommand) -> Iterator[str]:
     """Note beside the files of this node's ranks how their command ended: many a rank ends without closing them."""
     from commtrace.trace.files.reader import newest_recording
 
     newest = {}
-    for folder in noted:
+    for folder in ended.noted:
         recording = newest_recording(folder)
-        if recording is not None and recording.metadata.session >= began_ns:
+        if recording is not None and recording.metadata.session >= ended.began_ns:
             newest[folder] = recording
     # A launcher that hides the failure of a rank, as `torchrun … || true` does, says nothing of the others.
-    if exit_code == 0 and any(recording.exception for recording in newest.values()):
+    if ended.exit_code == 0 and any(recording.exception for recording in newest.values()):
         return
     # Ranks that were started again after a failure: of those before, it is not said how they ended. Each world of a job
     # is started again by itself.
@@ -73,7 +73,7 @@ def _note_exit(noted: Mapping[Path, bool], began_ns: int, exit_code: int) -> Ite
     for folder, recording in newest.items():
         if not recording.closed and recording.metadata.attempt == attempts[folder.parent]:
             try:
-                write_exit(folder, recording.metadata.session, exit_code, by_shell=noted[folder])
+                write_exit(folder, recording.metadata.session, ended.exit_code, by_shell=ended.noted[folder])
             except OSError as error:
                 yield f"commtrace: {folder}: the end of the command could not be noted: {error}"
 
@@ -94,21 +94,20 @@ def _written_since(directory: str, began_ns: int) -> set[Path]:
     return found
 
 
-def _recorded(noted: Collection[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> Iterator[str]:
-    """Yield the place of the run and the next command."""
+def _recorded(ended: EndedCommand, *, is_one_of_several: bool) -> Iterator[str]:
+    """Yield the place of the run and the next command. Of several, each knows only of its own ranks."""
+    environment = ended.environment
     directory = environment["COMMTRACE_DIR"]
-    position = launchers.position(os.environ)
-    is_one_of_several = position is not None and position.world_size > 1  # the others know of their ranks
-    recorded = {folder for folder in noted if folder.is_dir() and segment_paths(folder)}
+    recorded = {folder for folder in ended.noted if folder.is_dir() and segment_paths(folder)}
     if not recorded:  # ranks of other nodes only, perhaps
-        recorded = _written_since(directory, began_ns)
+        recorded = _written_since(directory, ended.began_ns)
     if not recorded:
         run_id = environment.get("COMMTRACE_RUN_ID")
         if run_id:
             directory = directory.replace(RUN_ID_PLACE, run_id)
         elif RUN_ID_PLACE in directory:  # the ranks would have agreed on a name
             directory = os.path.dirname(directory.partition(RUN_ID_PLACE)[0]) or "."
-        yield f"\ncommtrace: nothing was recorded in {directory}. {_likely_reason(environment, exit_code)}"
+        yield f"\ncommtrace: nothing was recorded in {directory}. {_likely_reason(environment, ended.exit_code)}"
     runs = Counter(folder.parent for folder in recorded)
     if len(runs) > 1 and not is_one_of_several:
         sizes = " + ".join(str(runs[run_directory]) for run_directory in sorted(runs))
@@ -121,7 +120,7 @@ def _recorded(noted: Collection[Path], began_ns: int, environment: Mapping[str, 
         ranks = runs[run_directory]
         number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
         yield f"\ncommtrace: recorded{number} in {run_directory}"
-        following = "doctor" if exit_code else "summary"  # of a job that failed or hung, first why
+        following = "doctor" if ended.exit_code else "summary"  # of a job that failed or hung, first why
         yield f"Next: {own_command()} {following} {shlex.quote(str(run_directory))}"
 
 

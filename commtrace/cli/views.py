@@ -72,7 +72,7 @@ def print_baseline(console: Console, shares: Sequence[BaselineShare], made: Mapp
     if any(one.includes_waits for one in shares):
         note += "\n* not matched on all members: waiting included."
     if any(one.is_bound for one in shares):
-        note += "\n≥ few bytes are in calls with an exact start and end."
+        note += "\n≥ most bytes are in calls without an exact start and end."
     if len(shares) > _MOST_SHARES:
         note += f"\n{len(shares) - _MOST_SHARES} more that took less time: --json"
     print_table(console, "Bandwidth beside the baseline", table, note)
@@ -84,14 +84,14 @@ def run_line(run_id: str, attempt: int) -> str:
 
 
 def bounds_note(rows: Iterable[Communication]) -> str:
-    """Say how many calls have only bounds of their times, and what medians are then of; empty if none has."""
+    """Say how many calls have only bounds of their times, and which calls the figures are of; empty if none has."""
     bounds = sum(row.upper_bounds for row in rows)
     if not bounds:
         return ""
     calls = "1 call has only a bound of its" if bounds == 1 else f"{bounds} calls have only a bound of their"
     return (
         f"{calls} start or end (docs/definitions.md). Medians and bandwidths are of the exact calls; ≤ and ≥: of all, "
-        "as these hold less than half of the bytes."
+        "as the exact ones hold less than half of the bytes."
     )
 
 

@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.hangs.job_end import end_words
 from commtrace.cli.output import UNKNOWN, duration, text_table
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.history.facts import RunFacts, read_facts
+from commtrace.installation import own_command
 from commtrace.trace.files.jobs import World, read_world, worlds_in
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.inputs import printable
@@ -62,8 +64,8 @@ def job_to_json(worlds: Sequence[World]) -> JsonObject:
     return {"verdict": job_verdict(worlds), "worlds": listed}
 
 
-def print_job(console: Console, worlds: Sequence[World], command: str) -> None:
-    """Print the worlds, and the ``command`` that reads each of them."""
+def print_job(console: Console, worlds: Sequence[World]) -> None:
+    """Print the worlds, and the command that reads each of them."""
     now_ns = time.time_ns()
     console.print(f"[bold]{escape(job_verdict(worlds))}[/]\n")
     table = text_table(["run"], ["ranks", "hosts", "lasted", "steps", "step"])
@@ -81,7 +83,8 @@ def print_job(console: Console, worlds: Sequence[World], command: str) -> None:
         console.print(f"[yellow]![/] {escape(problem)}")
     console.print("\nEach world has ranks, steps and groups of its own. Read each by itself:")
     for world in worlds:
-        console.print(f"  commtrace {command} {escape(shlex.quote(printable(str(world.path))))}", soft_wrap=True)
+        following = f"{own_command()} summary {shlex.quote(printable(str(world.path)))}"
+        console.print(f"  {escape(following)}", soft_wrap=True)
 
 
 def _facts(world: World, now_ns: int) -> tuple[RunFacts | None, str]:
@@ -102,5 +105,5 @@ def _row(name: str, facts: RunFacts) -> list[str]:
         UNKNOWN if facts.duration_ns is None else format_duration(facts.duration_ns),
         UNKNOWN if facts.steps is None else str(facts.steps),
         duration(facts.step_ns),
-        f"{facts.state.replace('_', ' ')}: {facts.ending}" if facts.ending else facts.state.replace("_", " "),
+        end_words(facts.state, facts.ending),
     ]

@@ -18,17 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.hangs.job_end import (
-    CUT_OFF,
-    ENDED,
-    FAILED,
-    RUNNING,
-    STATES,
-    EarlierAttempt,
-    earlier_attempts,
-    how_it_ended,
-)
-from commtrace.analysis.hangs.rank_state import Ending, find_endings
+from commtrace.analysis.hangs.job_end import Count, EarlierAttempt, earlier_attempts, how_it_ended
+from commtrace.analysis.hangs.rank_state import FIRST_DATE_NS, Ending, find_endings
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.rank_files import rank_directory, segment_paths
@@ -42,12 +33,6 @@ MONITOR_STATUS: Final = "monitor.json"
 MONITOR_EVENTS: Final = "monitor.jsonl"
 
 Time: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-
-__all__ = ["CUT_OFF", "ENDED", "FAILED", "RUNNING", "STATES", "RunFacts", "facts_of", "fingerprint", "read_facts"]
-
-_EARLIEST_NS: Final = 10**18
-"""2001. Earlier times are of traces without a wall clock."""
 
 _MOST_PROBLEMS: Final = 20
 
@@ -67,7 +52,7 @@ class RunFacts:
     first_step: Count | None  # of the newest attempt
     last_step: Count | None
     step_ns: Count | None  # median of steps of the lowest recorded rank, sampled from all of the run
-    state: str  # of STATES
+    state: str  # of job_end.STATES
     ending: str  # describes the ranks that failed, were cut off or are silent
     problems: tuple[str, ...]
     earlier_attempts: tuple[EarlierAttempt, ...] = ()  # oldest first
@@ -136,7 +121,7 @@ def _facts(
 ) -> RunFacts:
     lowest = run.ranks[min(run.ranks)]
     state, ending = how_it_ended(endings)
-    writes = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > _EARLIEST_NS]
+    writes = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > FIRST_DATE_NS]
     return RunFacts(
         run=run.any_metadata.run_id,
         attempt=run.any_metadata.attempt,
@@ -177,9 +162,9 @@ def _start_of(run: Run, first_row_ns: int | None) -> int | None:
         if trace.process_start_ns is not None
     ]
     starts += [trace.metadata.anchor.realtime_ns for trace in run.ranks.values() if not starts]
-    known = [start for start in starts if start > _EARLIEST_NS]
+    known = [start for start in starts if start > FIRST_DATE_NS]
     if not known and first_row_ns is not None:  # imported traces count from the epoch and have no anchors
-        known = [first for first in [wall_clock_ns(run.ranks[min(run.ranks)], first_row_ns)] if first > _EARLIEST_NS]
+        known = [first for first in [wall_clock_ns(run.ranks[min(run.ranks)], first_row_ns)] if first > FIRST_DATE_NS]
     return min(known, default=None)
 
 

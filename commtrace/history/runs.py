@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.analysis.clocks.time_of_day import iso_utc_if_known
+from commtrace.analysis.hangs.job_end import RUNNING
 from commtrace.errors import CommtraceError, RunNotFoundError, TraceFormatError
-from commtrace.history.facts import RUNNING, RunFacts, facts_of, fingerprint, read_facts
+from commtrace.history.facts import RunFacts, facts_of, fingerprint, read_facts
 from commtrace.history.store import Entry, HistoryError, RunHistory
 from commtrace.history.verdicts import ANALYSIS, RunVerdict, verdict_of_monitor
 from commtrace.trace.files.jobs import nested_worlds

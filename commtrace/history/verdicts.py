@@ -9,9 +9,10 @@ from typing import Annotated, Final
 
 import msgspec
 
+from commtrace.analysis.hangs.job_end import Count
 from commtrace.analysis.stragglers.verdict import RANKS, Verdict
 from commtrace.errors import TraceFormatError
-from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Count, Time
+from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Time
 from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_file
 
 ANALYSIS: Final = "analysis"

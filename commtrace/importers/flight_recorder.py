@@ -331,7 +331,7 @@ def read_flight_record(path: Path) -> FlightRecord:
     if unreadable and not entries:
         raise ImportFileError(f"{path}: all of its {unreadable} entries are damaged.")
     entries.sort(key=lambda entry: entry.created_ns)
-    # What ended no poll saw when, as all of gloo, did so before the dump, which has no later time than this.
+    # Where no poll saw when an operation ended, as with gloo, it did so before the dump, whose latest time is this.
     latest_ns = max((max(entry.created_ns, entry.completed_ns or 0) for entry in entries), default=0)
     entries = [
         replace(entry, completed_ns=latest_ns)

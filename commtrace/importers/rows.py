@@ -49,6 +49,7 @@ class Guess(NamedTuple):
 
 
 def guessed_hosts(files: str, from_what: str = "") -> Guess:
+    """Say that it is a guess which ranks share a host, as the ``files`` do not name hosts."""
     note = _GUESSED_HOSTS.format(files=files, from_what=from_what)
     return Guess(note, mark_row("problem", {"message": note, "is_limit": True}))
 

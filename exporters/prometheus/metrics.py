@@ -385,7 +385,7 @@ class RankCollector(Collector):
         if self._rank.is_in_unknown_stage:
             yield GaugeMetricFamily(
                 "commtrace_unknown_stage",
-                "1 on a stage of a pipeline of which nobody told which ranks do the same work; absent elsewhere.",
+                "1 in a pipeline while it is not known which ranks do the same work; absent elsewhere.",
                 1,
             )
         if self._rank.score is not None:
@@ -405,7 +405,7 @@ def _stragglers(stragglers: Sequence[LiveStraggler]) -> Iterator[Metric]:
     cost = GaugeMetricFamily(
         "commtrace_straggler_cost_seconds", "What a slow rank costs in every step; the costliest few.", labels=names
     )
-    step = GaugeMetricFamily("commtrace_straggler_since_step", "The step from which on it is slow.", labels=names)
+    step = GaugeMetricFamily("commtrace_straggler_since_step", "The first step in which it was slow.", labels=names)
     since = GaugeMetricFamily(
         "commtrace_straggler_since_timestamp_seconds", "When that step began, epoch seconds.", labels=names
     )

@@ -101,7 +101,7 @@ def _of_ranks(timing: Timing) -> tuple[RecordingRule, ...]:
             "commtrace:work_seconds:typical",
             f"((quantile by ({PEERS}) (0.25, {work}) and count by ({PEERS}) ({work}) > 2)\n"
             f"or (min by ({PEERS}) ({work}) and count by ({PEERS}) ({work}) == 2))\n"
-            # Ranges hold the samples of before the monitor found who does the same work, without its label.
+            # Ranges also hold samples from before the monitor found who does the same work: these lack its label.
             f"unless on (run_id, peers) max by (run_id, peers) (max_over_time(commtrace_unknown_stage[{window}]))",
         ),
         RecordingRule(

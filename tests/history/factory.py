@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from commtrace.history.facts import ENDED, RunFacts
+from commtrace.analysis.hangs.job_end import ENDED
+from commtrace.history.facts import RunFacts
 from commtrace.history.store import Entry
 from commtrace.history.verdicts import ANALYSIS, Named, RunVerdict
 from tests.trace.rows import mark, steps, write_rank

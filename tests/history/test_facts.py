@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.analysis.hangs.job_end import CUT_OFF, ENDED, FAILED, RUNNING
 from commtrace.errors import RunNotFoundError
-from commtrace.history.facts import CUT_OFF, ENDED, FAILED, RUNNING, RunFacts, facts_of, fingerprint, read_facts
+from commtrace.history.facts import RunFacts, facts_of, fingerprint, read_facts
 from commtrace.importers.flight_recorder import import_flight_recorder
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import RankMetadata

@@ -124,11 +124,11 @@ class Communication:
 def with_exact_rates(rows: Iterable[Communication]) -> list[Communication]:
     """Return the rows whose rates are exact, where they hold half of the bytes of their role and reach; else all."""
     rows = [*rows]
-    more_exact = Counter[tuple[str, bool | None]]()
+    exact_surplus = Counter[tuple[str, bool | None]]()  # exact bytes minus those of bounds
     for row in rows:
         if row.busbw_gbps:
-            more_exact[row.role, row.inter_node] += (row.num_bytes or 0) * (-1 if row.bandwidth_is_bound else 1)
-    return [row for row in rows if not (row.bandwidth_is_bound and more_exact[row.role, row.inter_node] >= 0)]
+            exact_surplus[row.role, row.inter_node] += (row.num_bytes or 0) * (-1 if row.bandwidth_is_bound else 1)
+    return [row for row in rows if not (row.bandwidth_is_bound and exact_surplus[row.role, row.inter_node] >= 0)]
 
 
 class Detail(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF, DUMPED)
 uncaught exception; ``cut_off``: some did not close theirs, as after SIGKILL; ``dumped``: imported from dumps, which say
 nothing about the end."""
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 def how_it_ended(endings: Mapping[int, Ending]) -> tuple[str, str]:
@@ -54,6 +54,12 @@ def how_it_ended(endings: Mapping[int, Ending]) -> tuple[str, str]:
     return FAILED if raised else ENDED, "; ".join(parts)
 
 
+def end_words(state: str, ending: str) -> str:
+    """Return ``failed: RuntimeError on rank 1``, ``ended``."""
+    words = state.replace("_", " ")
+    return f"{words}: {ending}" if ending else words
+
+
 @dataclass(frozen=True, slots=True)
 class WentOn:
     """A process that is in two attempts, one after the other."""
@@ -61,17 +67,17 @@ class WentOn:
     rank: int  # in the earlier one
     next_rank: int
     host: str
-    pid: _Count
+    pid: Count
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierAttempt:
     """An attempt of a job before the newest one. Steps are None if none ended."""
 
-    attempt: _Count  # from 0
-    world_size: _Count
-    first_step: _Count | None
-    last_step: _Count | None
+    attempt: Count  # from 0
+    world_size: Count
+    first_step: Count | None
+    last_step: Count | None
     state: str  # one of STATES
     ending: str  # the ranks that did not end well, in words
     went_on: tuple[WentOn, ...]  # its processes that are in the next attempt too
@@ -79,8 +85,7 @@ class EarlierAttempt:
     @property
     def words(self) -> str:
         """Return ``failed: RuntimeError on rank 1``."""
-        state = self.state.replace("_", " ")
-        return f"{state}: {self.ending}" if self.ending else state
+        return end_words(self.state, self.ending)
 
 
 def earlier_attempts(run: Run, *, now_ns: int, ask: AskProcess = unknown_process) -> tuple[EarlierAttempt, ...]:

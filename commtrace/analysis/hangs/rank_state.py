@@ -41,7 +41,7 @@ _OLDER_RECORDER_NS: Final = 11_000_000_000
 
 _SLACK_NS: Final = 2_000_000_000
 
-_FIRST_DATE_NS: Final = 10**18
+FIRST_DATE_NS: Final = 10**18
 """The year 2001. Imported times before it count from the begin of a trace, or of a host's clock."""
 
 _LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python")
@@ -166,7 +166,7 @@ def last_write_ns(trace: RankTrace) -> int | None:
     if trace.last_written_ns is None:
         return None
     last = wall_clock_ns(trace, trace.last_written_ns)
-    return None if trace.metadata.is_imported and last < _FIRST_DATE_NS else last
+    return None if trace.metadata.is_imported and last < FIRST_DATE_NS else last
 
 
 class OpenPhase(NamedTuple):

@@ -33,12 +33,15 @@ _WORKS: Final = 0.25
 """A rank works on a message if it does so for this share of its usual time between messages before it sends its own.
 What goes round a ring is passed on at once."""
 
-MOST_GROUPS: Final = 64
-_MOST_NAMED: Final = 8
-
 _AT_ONCE: Final = 0.02
 """And at least for this share of the whole step by the number of messages: of a single one in a step, the work between
 messages is only what it takes to pass it on."""
+
+MOST_GROUPS: Final = 64
+"""Limit of the groups of a flow."""
+
+_MOST_NAMED: Final = 8
+"""Limit of the sets of ranks in a sentence."""
 
 _LATE: Final = 2
 """Later steps after which no row of an earlier one comes: a communication is recorded when it has ended."""
@@ -223,9 +226,9 @@ def not_told(classes: Mapping[int, int]) -> str:
         shown = "; ".join(named[:_MOST_NAMED]) + ("; …" if len(named) > _MOST_NAMED else "")
         compared = f"by the messages between ranks, these do the same work, and only they were compared: {shown}."
     return (
-        f"No framework tells the stages of this pipeline: {compared} Stages were not compared with each other; record "
-        "with COMMTRACE_LAYOUT to have that done, such as COMMTRACE_LAYOUT=pp=4,dp=2 where the ranks of each pipeline "
-        "of 4 stages follow each other."
+        f"No framework tells the stages of this pipeline: {compared} Stages were not compared with each other. "
+        "COMMTRACE_LAYOUT tells a recording which ranks are one stage: the sizes of the parallel dimensions, that of "
+        "neighbouring ranks first, whose product is the number of ranks of the job."
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.keys import grouped, pack, sort_groups
 from commtrace.analysis.matched import Context
-from commtrace.analysis.matching.operations import timed_rows
+from commtrace.analysis.matching.operations import communication_rows, timed_rows
 from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.costs import Occurrence, cost_of, occurrence
@@ -351,7 +351,7 @@ class _BlockWaits(NamedTuple):
         )
         late = (last_rank >= 0) & (last_rank != rank) & (ready > spans.start) & np.isin(spans.step, context.steps)
         late &= timed_rows(spans)
-        communication = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
+        communication = np.flatnonzero(communication_rows(spans))
         # By group, then by start; of those of one time by what they are, as the order of their rows means nothing.
         keys = (spans.peer, spans.op_in_seq, spans.seq, spans.kind, -spans.end, spans.start, spans.group, rank)
         order = communication[np.lexsort([key[communication] for key in keys])]
@@ -430,9 +430,8 @@ def _has_kernels(block: Block) -> Bool:
 
 def _is_activity(spans: Spans) -> Bool:
     """Return which rows are an activity of their rank: communication is one only as a kernel, else its stalls are."""
-    communicates = (spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P)
     is_activity: Bool = (_PRIORITY_OF_KIND.take(spans.kind) >= 0) & (spans.end > spans.start)
-    is_activity &= ~communicates | (spans.timing == schema.KERNEL_TIMING)
+    is_activity &= ~communication_rows(spans) | (spans.timing == schema.KERNEL_TIMING)
     return is_activity
 
 

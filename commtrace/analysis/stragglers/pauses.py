@@ -2,8 +2,8 @@
 
 Ranks are compared by their mean loss per step. Pauses that are not on purpose must also be more than chance explains
 (Fisher's exact test: Fisher, The Design of Experiments, 1935). Those on purpose come to all ranks that take part at
-once, and chance only makes some of them longer: their excess must stand out of its scatter over the events. What a rank
-does alone is no chance even once.
+once, and chance only makes some of them longer: their excess must stand out of its scatter over the events. What one
+rank does alone is not chance, even if it happens once.
 
 >>> six, none = PausesOf((5.0,) * 6, steps=60), PausesOf((), steps=60)
 >>> round(chance_of_so_many(six, [none] * 3), 6)

@@ -16,13 +16,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.formatting import format_duration
+from commtrace.analysis.hangs.job_end import end_words
 from commtrace.analysis.stragglers.verdict import Verdict, format_cause
 from commtrace.analysis.summary import Summary
 from commtrace.cli.arguments import JsonOption, RunsDirectoryArgument
 from commtrace.cli.output import UNKNOWN, duration, share, text_table, wide_console
 from commtrace.cli.views import attempt_lines
 from commtrace.errors import CommtraceError
-from commtrace.history.facts import CUT_OFF, RunFacts
+from commtrace.history.facts import RunFacts
 from commtrace.history.hosts import HostReport, HostTally, tally_hosts
 from commtrace.history.runs import ListedRun, RunList, list_runs, remember
 from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis
@@ -223,8 +224,7 @@ def _row(run: ListedRun, facts: RunFacts) -> list[str]:
 
 
 def _ended(facts: RunFacts) -> str:
-    state = "cut off" if facts.state == CUT_OFF else facts.state
-    text = f"{state}: {facts.ending}" if facts.ending else state
+    text = end_words(facts.state, facts.ending)
     return f"{text} (attempt {facts.attempt + 1})" if facts.attempt else text
 
 

@@ -23,7 +23,7 @@ from commtrace.trace.processes import cpu_ns
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _LOOK_SECONDS: Final = 2.5
-"""A process that has computed in no such interval but its first waits for its file system."""
+"""A process that computes nothing for so long waits for its file system; the first interval does not count."""
 
 
 def run(

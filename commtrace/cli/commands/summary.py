@@ -130,7 +130,7 @@ def summary(
         if json_output:
             sys.stdout.write(json.dumps(job_to_json(worlds), allow_nan=False) + "\n")
         else:
-            print_job(wide_console(), worlds, "summary")
+            print_job(wide_console(), worlds)
         return
     check_keeps_whole_run(keep, runs, steps, attempt is not None)
     run = run_directory(runs, attempt)
@@ -344,7 +344,8 @@ def _print_coverage(console: Console, summary: Summary) -> None:
     ]
     console.print(escape("; ".join(filter(None, parts))), style="dim")
     if missing or dropped or coverage.not_visible:
-        console.print(f"Details: commtrace doctor {escape(summary.run.path)}", style="dim")
+        details = f"{own_command()} doctor {shlex.quote(summary.run.path)}"
+        console.print(f"Details: {escape(details)}", style="dim", soft_wrap=True)
     for path in coverage.not_visible:
         console.print(f"[yellow]Not visible:[/] {escape(path)}")
     for replays in coverage.replays:

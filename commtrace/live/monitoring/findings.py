@@ -205,7 +205,7 @@ class StandingFindings:
     A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set. So a set
     that grows, shrinks or turns out to be a host is not named again.
 
-    A finding began when it did by its first observation; if ``are_dated``, by the newest one, which has looked it up.
+    A finding keeps the begin of its first observation; if ``are_dated``, it takes that of the newest one.
     """
 
     def __init__(self, windows_to_name: int, *, are_dated: bool = False) -> None:

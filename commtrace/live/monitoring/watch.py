@@ -242,7 +242,7 @@ class Watch:
         return known._replace(within=report.steps)
 
     def _date(self, table: _Table) -> None:
-        """Look up since when ranks are slow that have been so for a few windows; later, more steps tell no more."""
+        """Look up since when ranks are slow that became so a few windows ago; later, more steps tell no more."""
         new = {
             int(rank): record
             for rank in table.compared.rank

@@ -1,4 +1,4 @@
-"""A look at what was recorded that takes two seconds of CPU time."""
+"""A look at what was recorded that takes four seconds of CPU time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def tell(ended: EndedCommand) -> Sequence[str]:
-    while time.process_time() < 2:
+    while time.process_time() < 4:
         pass
     return ["read"]

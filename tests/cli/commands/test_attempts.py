@@ -83,8 +83,12 @@ def test_summaries_of_both_attempts_have_their_own_ranks_and_steps(restarted: Pa
 def test_other_commands_read_it_too(command: str, restarted: Path) -> None:
     result = CliRunner().invoke(app, [command, str(restarted), "--attempt", "0"])
 
-    assert "no such attempt" not in result.output
     assert result.exit_code in (0, 2), result.output  # 2: there is no pipeline, and no communication
+    assert "(recorded: 0, 1)" not in result.output
+    assert "(recorded: 0, 1)" in invoke(command, restarted, "--attempt", 2, exit_code=2)
+
+
+def test_doctor_counts_the_ranks_of_the_attempt(restarted: Path) -> None:
     assert "3 of 3" in invoke("doctor", restarted, "--attempt", 0, exit_code=1)
 
 

@@ -145,7 +145,7 @@ def test_ends_that_nothing_measured_are_called_upper_bounds() -> None:
     text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), reduce]}, [pair], world_size=2))
     words = " ".join(text.split())
     assert "1 call has only a bound of its start or end (docs/definitions.md)." in words
-    assert "≤ and ≥: of all, as these hold less than half of the bytes." in words
+    assert "≤ and ≥: of all, as the exact ones hold less than half of the bytes." in words
     assert row(text, "dp", "all_reduce")[6:10] == ["≤1", "ns", "≤1", "ns"]
     assert "bound" not in printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
 

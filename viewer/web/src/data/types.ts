@@ -83,6 +83,7 @@ export interface Communication {
   count: number;
   bytes: number;
   duration_ns: { p50: number; p99: number; max: number };
+  durations_are_bounds: boolean;
   algbw_gbps: number | null;
   busbw_gbps: number | null;
   bandwidth_time: string | null;

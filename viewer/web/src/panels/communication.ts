@@ -20,11 +20,9 @@ export function showCommunication({ communication }: Summary): void {
   };
   const replayed = rows.reduce((sum, row) => sum + row.replayed, 0);
   const bounds = rows.reduce((sum, row) => sum + row.upper_bounds, 0);
-  const areBounds = (row: Communication) =>
-    row.upper_bounds > 0 && row.upper_bounds === row.count - row.unfinished - row.replayed ? "≤" : "";
   const duration = (heading: "p50" | "p99" | "max"): ColumnOf<Communication> => ({
     heading,
-    text: (row) => areBounds(row) + formatDuration(row.duration_ns[heading]),
+    text: (row) => (row.durations_are_bounds ? "≤" : "") + formatDuration(row.duration_ns[heading]),
     order: (row) => row.duration_ns[heading],
   });
   const number = (
@@ -68,7 +66,7 @@ export function showCommunication({ communication }: Summary): void {
         (reaches ? " Nodes: whether the members are all within one node, or on several; –: unknown." : "") +
         (rows.some(isDuring) ? " * not matched on all members: bytes per duration, waiting included." : "") +
         (bounds
-          ? ` Start or end of ${bounds} calls is only a bound: they do not count for quantiles and bandwidths, where there are others (else ≤, ≥).`
+          ? ` Start or end of ${bounds} calls is only a bound. Quantiles and bandwidths are of the exact calls; ≤ and ≥: of all, as the exact ones hold less than half of the bytes.`
           : "") +
         (replayed
           ? ` ${replayed} calls were replayed from CUDA graphs: they are counted, and their times are not known.`

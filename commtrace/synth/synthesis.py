@@ -162,6 +162,8 @@ class Synthetic:
             "peer": peer,
             "op_in_seq": np.zeros(len(role), np.int32),
             "self_bytes": np.full(len(role), -1, np.int64),
+            "start_lead_us": np.full(len(role), schema.UNKNOWN_LEAD),
+            "end_lead_us": np.full(len(role), schema.UNKNOWN_LEAD),
         }
         return Spans(**{name: wanted[name].astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()}), dropped
 

@@ -178,6 +178,7 @@ def _contents(
     constants = {
         "lane": schema.COMMUNICATION, "id": schema.NOT_APPLICABLE, "stalled_on": schema.NOT_APPLICABLE,
         "timing": schema.REPLAY_TIMING, "start_exact": False, "end_exact": False,
+        "start_lead_us": schema.UNKNOWN_LEAD, "end_lead_us": schema.UNKNOWN_LEAD,
     }  # fmt: skip
     for name, value in constants.items():
         filled[name] = np.full(len(rows), value, DTYPE_OF_COLUMN[name])

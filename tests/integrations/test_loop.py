@@ -424,7 +424,7 @@ def test_what_the_reducer_waited_for_in_a_backward_that_raises_has_failed(alone:
     alone.tracer.completions.wait(5)
     reducer.uninstall()
     alone.recorder.flush()
-    (failed,) = [json.loads(row[-1]) for row in alone.sink.rows if row[:2] == (schema.MARK, "failed")]
+    (failed,) = [json.loads(row.detail) for row in alone.sink.rows if row[:2] == (schema.MARK, "failed")]
     assert (failed["operation"], failed["exception"]) == ("all_reduce", "RuntimeError")
     assert alone.tracer.blocked == [None]
 

@@ -36,7 +36,7 @@ class Disk:
         return [(row[1], row[5]) for row in self.rows]
 
     def sums(self, step: int) -> list[Aggregate]:
-        return read_aggregates([row[-1] for row in self.rows if row[1] == "aggregate" and row[5] == step])
+        return read_aggregates([row.detail for row in self.rows if row[1] == "aggregate" and row[5] == step])
 
 
 def all_reduce(step: int, start: int, end: int, num_bytes: int = 64, group: int = 7) -> Row:

@@ -88,7 +88,7 @@ class Job:
         return [(row.start, row.end, row.timing) for row in rows]
 
     def mark(self) -> dict[str, Any]:
-        details = [row[-1] for row in self.recording.sink.rows if row[0] == schema.MARK and row[1] == "hidden_ends"]
+        details = [row.detail for row in self.recording.sink.rows if row[0] == schema.MARK and row[1] == "hidden_ends"]
         mark: dict[str, Any] = json.loads(details[-1])
         return mark
 

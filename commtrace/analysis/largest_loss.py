@@ -24,7 +24,8 @@ from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.costs import Occurrence, occurrence
-from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, format_cause
+from commtrace.analysis.stragglers.late_hosts import LATE
+from commtrace.analysis.stragglers.verdict import ACTIVITY, JOB, Stretch, Verdict, format_cause
 from commtrace.trace import schema
 
 _WORTH_A_LOOK: Final = 0.05
@@ -115,6 +116,11 @@ def _straggler_sentence(straggler: Verdict, mean_wall_ns: float) -> str:
         activity = ACTIVITY.get(straggler.cause)
         why = f", which {were} {activity}," if activity else f" ({cause})"
         return f"{named}{why} held up the others {straggler.occurrence}. {straggler.next_step}"
+    if straggler.cause == LATE and straggler.place == JOB:
+        return (
+            f"The devices wait for their hosts (launch-bound): it costs {'at most ' if straggler.cost_is_bound else ''}"
+            f"{_ms(cost_ns)} of every step, {cost_ns / mean_wall_ns:.1%} of it. {straggler.next_step}"
+        )
     who = "Now one rank, now another" if straggler.rank < 0 else named
     if straggler.stretches:
         when = " and ".join(f"{one.first}–{one.last}{_at(one)}" for one in straggler.stretches)

@@ -55,6 +55,12 @@ as nothing is missing then.
 """
 
 
+LAUNCHING: Final = FIXED[: 1 + len(PHASES)]
+"""The states in which a device may wait for its host to launch: the first of every run. Others have a reason."""
+
+UNKNOWN_TIME: Final = -1
+
+
 class StatePriority(NamedTuple):
     """The state of a kind of span; where spans overlap, the highest priority counts."""
 

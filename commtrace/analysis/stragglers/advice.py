@@ -23,6 +23,10 @@ NEXT_STEP: Final = {
         "The driver holds the clock of this device down: check its cooling, power supply and power limit, and take the "
         "node out of the job until that is mended."
     ),
+    "host": (
+        "See what this process does on the CPU while it launches (py-spy record), what else runs on its cores and to "
+        "which it is bound (NUMA, frequency); fewer, larger kernels, torch.compile or CUDA graphs need fewer launches."
+    ),
     "communication": (
         "Test the links of this rank (NIC counters, cable, NVLink state, routing) and compare with a bandwidth test "
         "between the same hosts."
@@ -61,6 +65,11 @@ _NEXT_STEP_OF_SEVERAL: Final = {
     "throttled_device": (
         "The driver holds the clocks of these devices down: check their cooling, power supply and power limit, and "
         "take their nodes out of the job until that is mended."
+    ),
+    "host": (
+        "See what these processes do on the CPU while they launch (py-spy record), what else runs on their cores and "
+        "to which they are bound (NUMA, frequency); fewer, larger kernels, torch.compile or CUDA graphs need fewer "
+        "launches."
     ),
     "communication": (
         "Test the links of these ranks (NIC counters, cables, NVLink state, routing) and compare with a bandwidth test "
@@ -103,6 +112,12 @@ _NEXT_STEP_AT: Final = {
 }
 """Advice for places of which all ranks are slow in all that they do."""
 
+LAUNCH_BOUND_JOB: Final = (
+    "Launch less: larger microbatches, torch.compile, CUDA graphs and fused optimizers need fewer kernels; py-spy "
+    "record shows what the processes do on the CPU meanwhile (logging, checks, .item(), input on the main thread)."
+)
+"""Advice where all devices wait for their hosts."""
+
 STAGE_THAT_CHANGED: Final = (
     "Its layers are the same as before: look at the devices and hosts of this stage (clocks, power, other processes), "
     "and at what its layers do that they did not do before (a recompilation, other kernels, more tokens for an expert)."
@@ -119,7 +134,7 @@ def next_step(cause: str, num_ranks: int, place: str = RANKS) -> str:
     """Return the advice on a cause that so many ranks of a place have."""
     if cause in PHASES:
         return SLOW_PHASE.format(phase=PHASES[cause])
-    if cause in ("compute", "late_launch", "unknown") and place in _NEXT_STEP_AT:
+    if cause in ("compute", "host", "late_launch", "unknown") and place in _NEXT_STEP_AT:
         return _NEXT_STEP_AT[place]
     if cause == "data" and place == HOST:
         return _INPUT_OF_HOST

@@ -27,7 +27,8 @@ from commtrace.analysis.replay.scenarios import (
 )
 from commtrace.analysis.replay.step_statistics import DATA, PAUSES, StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
-from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.analysis.stragglers.late_hosts import LATE
+from commtrace.analysis.stragglers.verdict import JOB, Verdict
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
 
@@ -112,7 +113,9 @@ def lost_time(
     }
     stragglers_ns = 0
     for verdict in verdicts:
-        part = _PART_OF_CAUSE.get(verdict.cause, "imbalance_ns")
+        # Work that takes long on all ranks counts as ideal, whatever it waits for.
+        of_all = verdict.cause == LATE and verdict.place == JOB
+        part = None if of_all else _PART_OF_CAUSE.get(verdict.cause, "imbalance_ns")
         if part is not None:
             cost_ns = min(round(verdict.cost_ms_per_step * 1e6 * num_steps), max(parts[part], 0))
             parts[part] -= cost_ns

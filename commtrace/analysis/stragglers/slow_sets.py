@@ -24,6 +24,7 @@ from commtrace.analysis.stragglers.evidence import (
     main_cause,
     slow_phase,
 )
+from commtrace.analysis.stragglers.late_hosts import LATE, Launches, launches_of
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
 from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
@@ -251,7 +252,7 @@ def _verdict(
     is_rare = all(member.is_rare for member in members)
     when = None if len(stretches) == 1 else _time_of(found.work)
     devices = [] if is_rare else [device_evidence(run, member.rank, when) for member in members]
-    cause = _cause(found.work, members, devices)
+    cause, launches = _cause(found.work, members, devices)
     persistence = cost.cost.persistence if is_rare or len(members) > 1 else first.persistence
     in_few_steps = is_rare and cost.cost.when.is_rare
     return Verdict(
@@ -264,7 +265,13 @@ def _verdict(
         gpu_hours_per_day=cost.gpu_hours_per_day,
         persistence=persistence,
         evidence=evidence_of(
-            found, key.place, cause, members, _how_often(found.work, persistence, cost), devices[0] if devices else None
+            found,
+            key.place,
+            cause,
+            members,
+            _how_often(found.work, persistence, cost),
+            devices[0] if devices else None,
+            launches,
         ),
         next_step=NOW_AND_THEN if first.beyond == SELDOM else next_step(cause, len(members), key.place),
         occurrence=cost.cost.when.describe() if in_few_steps else "",
@@ -283,13 +290,19 @@ def _verdict(
     )
 
 
-def _cause(work: WorkStatistics, members: Sequence[SlowRank], devices: Sequence[DeviceEvidence | None]) -> str:
+def _cause(
+    work: WorkStatistics, members: Sequence[SlowRank], devices: Sequence[DeviceEvidence | None]
+) -> tuple[str, Launches | None]:
+    """Return the cause, and how the work was launched if that is evidence for it."""
     cause = main_cause(members)
     if cause != "compute" or not devices:  # without devices: what strikes now and then
-        return cause
+        return cause, None
     if are_throttled(devices):
-        return THROTTLED
-    return slow_phase(work, {member.rank for member in members}) or cause
+        return THROTTLED, None
+    ranks = {member.rank for member in members}
+    phase = slow_phase(work, ranks)
+    launches = launches_of(work, ranks, phase)
+    return (LATE if launches is not None and launches.are_late else phase or cause), launches
 
 
 def _time_of(work: WorkStatistics) -> tuple[int, int] | None:

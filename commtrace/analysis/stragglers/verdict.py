@@ -27,6 +27,7 @@ CAUSES: Final = (
     "backward",
     "optimizer",
     "throttled_device",
+    "host",
     "communication",
     "data",
     "gc",
@@ -38,6 +39,7 @@ CAUSES: Final = (
     "unknown",
 )
 """Reasons: ``forward``, ``backward`` and ``optimizer`` if only that phase is slow, ``compute`` if all work is;
+``host`` if the device waits for its host to launch it;
 ``late_launch`` if a phase begins late, and nothing that has a span came before it."""
 
 
@@ -95,6 +97,7 @@ class Verdict:
     since_step: int = -1  # the first step in which it costs at least half of that; −1 if none does
     first_compared_step: int = -1  # of the run; what began before cannot be dated; −1 before that is looked up
     since_ns: int | None = None  # begin of that step, epoch; None if unknown
+    cost_is_bound: bool = False  # it costs no more than that
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -137,7 +140,7 @@ def is_gpu(device: str) -> bool:
 PHASES: Final = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
 """The causes that are one phase, in words."""
 
-_NOUNS: Final = {"data": "input", "gc": "garbage collection"}
+_NOUNS: Final = {"data": "input", "gc": "garbage collection", "host": "late host"}
 
 ACTIVITY: Final = {
     "data": "waiting for input",

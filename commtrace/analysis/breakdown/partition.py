@@ -53,6 +53,11 @@ class Partition:
     def wall_ns(self) -> Int64:
         return np.asarray(self.end - self.start)
 
+    @property
+    def launch_bound_of_steps(self) -> Int64:
+        """Return the time of each row in which the device waited for its host; −1 if not known."""
+        return np.where(self.launch_bound_ns[:, 0] == UNKNOWN_TIME, UNKNOWN_TIME, self.launch_bound_ns.sum(axis=1))
+
     def total(self, kind: str, detail: str | None = None) -> Int64:
         """Return the time of each row in the states of a kind, or in one phase or role of it."""
         chosen = [

@@ -3,13 +3,13 @@
 Both need longer for the same work. Where the host is late, the device has nothing queued at the ends of that work, and
 the time too long lies between such ends.
 
->>> late_hosts(work, {3}, "").share                              # doctest: +SKIP
+>>> launches_of(work, 3, {3}).share                              # doctest: +SKIP
 0.41
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from commtrace.analysis.stragglers.limits import (
     LAUNCH_BOUND,
     LAUNCH_BOUND_GAPS,
     MOST_OF_EXCESS,
+    MOST_OF_PHASE,
     MOST_OF_WINDOWS,
 )
 from commtrace.analysis.stragglers.verdict import JOB, PHASES, Verdict
@@ -66,21 +67,15 @@ class Launches(NamedTuple):
         return ""
 
 
-def launches_of(work: WorkStatistics, ranks: Collection[int], phase: str) -> Launches | None:
-    """Compare how slow ranks of one stage launch their work, in a phase or in all.
+def launches_of(work: WorkStatistics, rank: int, slow: Collection[int]) -> Launches | None:
+    """Compare how a slow rank launches its work with the ranks of its stage that are not ``slow``.
 
     None if it is not known, or no other rank does the same work.
     """
-    known = [_launches_of_rank(work, rank, ranks, phase) for rank in ranks]
-    least = min((one for one in known if one is not None), key=lambda one: (one.are_late, one.share), default=None)
-    return None if least is None or any(one is None for one in known) else least
-
-
-def _launches_of_rank(work: WorkStatistics, rank: int, slow: Collection[int], phase: str) -> Launches | None:
-    table, row = work.table, int(np.searchsorted(work.ranks, rank))
-    own_stage = work.stages == work.stages[row]
-    others = own_stage & ~np.isin(work.ranks, list(slow))
-    chosen = table.kind == _KINDS[phase] if phase else table.kind < BETWEEN
+    table, peers, row = work.table, work.peers, int(np.searchsorted(work.ranks, rank))
+    phase = _slow_phase(work, rank)
+    others = (work.stages == work.stages[row]) & ~np.isin(work.ranks, list(slow))
+    chosen, compared = (kind == _KINDS[phase] if phase else kind < BETWEEN for kind in (table.kind, peers.kind))
     unknown = work.by_step((chosen & (table.launch_bound_ns < 0)).astype(np.int64)) > 0
     waited = work.by_step(np.where(chosen, np.maximum(table.launch_bound_ns, 0), 0))
     if not others.any() or _is_mostly(unknown[row]) or _is_mostly(unknown[others]):
@@ -88,16 +83,30 @@ def _launches_of_rank(work: WorkStatistics, rank: int, slow: Collection[int], ph
     share = waited / np.maximum(work.by_step(np.where(chosen, table.work_ns, 0)), 1.0)
     peers_share = np.median(share[others], axis=0)
     passes = (share[row] >= LAUNCH_BOUND) & (share[row] >= LATER_THAN_OTHERS * peers_share)
-    peers = work.peers
-    of_rank = (peers.rank == rank) & (peers.kind == _KINDS[phase] if phase else peers.kind < BETWEEN)
     return Launches(
         phase=phase,
         share=float(np.median(share[row])),
         peers_share=float(np.median(peers_share)),
         excess_ns=float(np.median(waited[row]) - np.median(waited[others])),
-        longer_ns=float(peers.excess_ns[of_rank].sum()),
+        longer_ns=float(peers.excess_ns[(peers.rank == rank) & compared].sum()),
         often=float(passes.mean()),
     )
+
+
+def least(launches: Iterable[Launches | None]) -> Launches | None:
+    """Return those of several ranks that show least; None if any is not known."""
+    every = list(launches)
+    known = [one for one in every if one is not None]
+    return min(known, key=lambda one: (one.are_late, one.share)) if known and len(known) == len(every) else None
+
+
+def _slow_phase(work: WorkStatistics, rank: int) -> str:
+    """Return the phase that has nearly all of what a rank works too long in phases; empty if none has."""
+    peers = work.peers
+    excess = {
+        phase: peers.excess_ns[(peers.rank == rank) & (peers.kind == kind)].sum() for phase, kind in _KINDS.items()
+    }
+    return next((phase for phase, ns in excess.items() if 0 < MOST_OF_PHASE * sum(excess.values()) <= ns), "")
 
 
 def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> Verdict | None:
@@ -125,7 +134,7 @@ def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> 
         host="",
         place=JOB,
         cause=LATE,
-        who="the hosts of the job",
+        who="launch-bound work",
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=gpu_hours_per_day(work, cost.share),
         persistence=cost.persistence,

@@ -24,11 +24,11 @@ from commtrace.analysis.stragglers.evidence import (
     main_cause,
     slow_phase,
 )
-from commtrace.analysis.stragglers.late_hosts import LATE, Launches, launches_of
+from commtrace.analysis.stragglers.late_hosts import LATE, launches_of, least
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
 from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
-from commtrace.analysis.stragglers.verdict import RANKS, Member, Verdict
+from commtrace.analysis.stragglers.verdict import PHASES, RANKS, Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.trace import schema
 from commtrace.trace.run import Run
@@ -252,7 +252,10 @@ def _verdict(
     is_rare = all(member.is_rare for member in members)
     when = None if len(stretches) == 1 else _time_of(found.work)
     devices = [] if is_rare else [device_evidence(run, member.rank, when) for member in members]
-    cause, launches = _cause(found.work, members, devices)
+    cause = _cause(found.work, members, devices)
+    slow = {one.rank for one in found.slow}
+    compared = cause in ("compute", LATE, *PHASES) and not is_rare
+    launches = least(launches_of(found.work, member.rank, slow) for member in members) if compared else None
     persistence = cost.cost.persistence if is_rare or len(members) > 1 else first.persistence
     in_few_steps = is_rare and cost.cost.when.is_rare
     return Verdict(
@@ -290,19 +293,13 @@ def _verdict(
     )
 
 
-def _cause(
-    work: WorkStatistics, members: Sequence[SlowRank], devices: Sequence[DeviceEvidence | None]
-) -> tuple[str, Launches | None]:
-    """Return the cause, and how the work was launched if that is evidence for it."""
+def _cause(work: WorkStatistics, members: Sequence[SlowRank], devices: Sequence[DeviceEvidence | None]) -> str:
     cause = main_cause(members)
     if cause != "compute" or not devices:  # without devices: what strikes now and then
-        return cause, None
+        return cause
     if are_throttled(devices):
-        return THROTTLED, None
-    ranks = {member.rank for member in members}
-    phase = slow_phase(work, ranks)
-    launches = launches_of(work, ranks, phase)
-    return (LATE if launches is not None and launches.are_late else phase or cause), launches
+        return THROTTLED
+    return slow_phase(work, {member.rank for member in members}) or cause
 
 
 def _time_of(work: WorkStatistics) -> tuple[int, int] | None:

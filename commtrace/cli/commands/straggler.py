@@ -110,7 +110,8 @@ def _verdict(report: StragglerReport) -> str:
         first = verdicts[0]
         more = f" {len(verdicts) - 1} more cost less." if len(verdicts) > 1 else ""
         cost = milliseconds(first.cost_ms_per_step * 1e6)
-        return f"Straggler: {first.who}, {format_cause(first.cause)}: costs {cost} ms per step.{more}"
+        bound = "at most " if first.cost_is_bound else ""
+        return f"Straggler: {first.who}, {format_cause(first.cause)}: costs {bound}{cost} ms per step.{more}"
     return f"Not judged: {abstentions[0]}" if abstentions else "No rank was found to slow the others down."
 
 

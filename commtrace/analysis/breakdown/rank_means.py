@@ -16,7 +16,8 @@ from commtrace.analysis.breakdown.states import (
     DATA,
     GC,
     IDLE,
-    LAUNCHING,
+    IN_NO_SPAN,
+    LAUNCH_BOUND_PHASES,
     MEMORY,
     OTHER,
     PHASES,
@@ -45,8 +46,6 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The kinds of states in each part of a step; the parts add up to it."""
 
-
-IN_NO_SPAN: Final = "in_no_span"
 
 _OF_PHASES: Final = {
     "forward": "the forward",
@@ -159,8 +158,8 @@ class RankTotals:
     wait_ns: int = 0
     blame_ns: int = 0
     unmatched_ns: int = 0
-    launch_bound_ns: Int64 = field(default_factory=lambda: np.zeros(len(LAUNCHING), np.int64))  # in the steps below
-    num_known: int = 0  # steps in which it is known
+    launch_bound_ns: Int64 = field(default_factory=lambda: np.zeros(len(LAUNCH_BOUND_PHASES), np.int64))
+    num_known: int = 0  # the steps in which that is known, and which it is of
 
     def __add__(self, other: RankTotals) -> RankTotals:
         return RankTotals(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
@@ -185,9 +184,7 @@ class RankTotals:
         if not self.num_known:
             return None
         means = (self.launch_bound_ns // self.num_known).tolist()
-        return dict(
-            zip((IN_NO_SPAN if state.kind == OTHER else state.detail for state in LAUNCHING), means, strict=True)
-        )
+        return dict(zip(LAUNCH_BOUND_PHASES, means, strict=True))
 
 
 def rank_means(

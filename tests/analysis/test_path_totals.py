@@ -63,7 +63,7 @@ def _row(run: Run, trace: RankTrace, at: int) -> Row:
     values: dict[str, Any] = {name: getattr(trace.spans, name)[at].item() for name in _COLUMNS}
     for name in ("name", "dtype"):
         values[name] = run.names[values[name]] if values[name] >= 0 else None
-    return Row(*(values.get(field.name) for field in schema.SCHEMA))
+    return Row._make(values.get(field.name) for field in schema.SCHEMA)
 
 
 def whole(path: Path, steps: str) -> CriticalPath:

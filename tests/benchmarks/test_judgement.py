@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from commtrace.benchmarks.judgement import (
 )
 
 
-def facts(rank: int, **changes: object) -> Facts:
+def facts(rank: int, **changes: Any) -> Facts:
     """A rank of two on each node, with a GPU and two cores of its own."""
     node = f"node{rank // 2}"
     own = Facts(
@@ -43,7 +44,7 @@ def facts(rank: int, **changes: object) -> Facts:
         device_id=f"uuid-{rank}",
         device_cores=[2 * (rank % 2), 2 * (rank % 2) + 1],
     )
-    return replace(own, **changes)  # type: ignore[arg-type]
+    return replace(own, **changes)
 
 
 def cluster(**changes: dict[str, object]) -> dict[int, Facts]:

@@ -153,11 +153,12 @@ def test_of_what_happens_in_few_steps_the_first_is_named_and_no_stretch() -> Non
         3.0, "evaluation", occurrence="in 2 of 20 steps (10, 20): 60 ms in all", since_step=10, since_ns=10**18,
         stretches=(Stretch(9, 20, 3.3),),
     )  # fmt: skip
-    console = Console(file=io.StringIO(), width=100, highlight=False)
+    output = io.StringIO()
+    console = Console(file=output, width=100, highlight=False)
 
     print_stragglers(console, [rare, replace(rare, occurrence="")])
 
-    first, second = console.file.getvalue().strip().split("\n\n")
+    first, second = output.getvalue().strip().split("\n\n")
     assert "First in step 10, which began at 2001-09-09" in first
     assert "Slow in" not in first
     assert "Slow in steps 9–20 (3.3" in second

@@ -125,11 +125,8 @@ def _make_short_segments(folder: Path) -> None:
     """Two ranks of three complete segments each."""
     for rank in (0, 1):
         spans = [row(step=step, start=100 * step + 5, end=100 * step + 60 + step, id=step) for step in range(6)]
-        rows = sorted([*steps(0, 6), *spans], key=lambda one: one[_STEP])
+        rows = sorted([*steps(0, 6), *spans], key=lambda one: one.step)
         write_rank(folder / "run", [*rows, mark("end", {})], rank=rank, world_size=2, steps_per_segment=2)
-
-
-_STEP: Final = schema.SCHEMA.get_field_index("step")
 
 
 def _make_two_runs(folder: Path) -> None:
@@ -514,16 +511,16 @@ def _uses_of_answers(folder: Path) -> Sequence[Command | Call]:
 
 def _server(folder: Path) -> str:
     """The address of a server of this process that answers what lies in the folder."""
-    if _Answers.server is None:
-        _Answers.server = HTTPServer(("127.0.0.1", 0), _Answers)
-        threading.Thread(target=_Answers.server.serve_forever, daemon=True).start()
+    if _Answers.running is None:
+        _Answers.running = HTTPServer(("127.0.0.1", 0), _Answers)
+        threading.Thread(target=_Answers.running.serve_forever, daemon=True).start()
     _Answers.folder = folder
-    return f"http://127.0.0.1:{_Answers.server.server_port}"
+    return f"http://127.0.0.1:{_Answers.running.server_port}"
 
 
 class _Answers(BaseHTTPRequestHandler):
     folder = Path()
-    server: HTTPServer | None = None  # type: ignore[assignment]
+    running: HTTPServer | None = None
 
     def do_GET(self) -> None:
         content = (self.folder / ("metrics" if self.path == "/metrics" else "query")).read_bytes()

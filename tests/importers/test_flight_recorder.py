@@ -100,7 +100,7 @@ def test_where_the_program_was_is_kept(tmp_path: Path) -> None:
 
 def test_messages_meet_their_other_side(tmp_path: Path) -> None:
     """The names count inside the group: its members 0 and 1 are the ranks 1 and 3."""
-    p2p = {"is_p2p": True, "process_group": PP, "collective_seq_id": 0}
+    p2p: dict[str, Any] = {"is_p2p": True, "process_group": PP, "collective_seq_id": 0}
     files = [
         write_dump(tmp_path / "d1", entry(0, 0, name="nccl:send 0->1", p2p_seq_id=5, **p2p)),
         write_dump(tmp_path / "d3", entry(0, 9, name="nccl:recv 1<-0", p2p_seq_id=8, **p2p)),

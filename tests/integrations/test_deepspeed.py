@@ -49,7 +49,8 @@ class NotingTracer:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.coordinates = Coordinates()
-        self.steps = StepFinder(self)  # type: ignore[arg-type]
+        tracer: Any = self  # it has what the finder of steps calls
+        self.steps = StepFinder(tracer)
         self.open_optimizers = 0
         self.roles: dict[int, str] = {}
         self.topology: dict[str, Any] = {}
@@ -139,6 +140,11 @@ class Originals:
 
 @pytest.fixture
 def originals(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty_engines(monkeypatch)
+
+
+def empty_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take out the insides of DeepSpeed's engines, until the end of the test."""
     engine_methods = {
         "__init__": Originals.nothing,
         "__getattr__": torch.nn.Module.__getattr__,
@@ -170,15 +176,20 @@ def originals(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(PipelineEngine._INSTRUCTION_MAP, instruction, function)
 
 
+def noting() -> Any:
+    """A tracer as far as the integration calls one."""
+    return NotingTracer()
+
+
 @pytest.fixture
 def tracer(originals: None) -> Iterator[NotingTracer]:
-    tracer = NotingTracer()
+    tracer = noting()
     uninstall = integration.install(tracer)
     yield tracer
     uninstall()
 
 
-def engine_of(kind: type = DeepSpeedEngine, **attributes: Any) -> Any:
+def engine_of(kind: Any = DeepSpeedEngine, **attributes: Any) -> Any:
     engine = kind.__new__(kind)
     torch.nn.Module.__init__(engine)
     defaults = {
@@ -331,7 +342,8 @@ def test_parameters_of_other_modules_than_the_one_that_is_next_are_prefetched(tr
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     wanted = [model[0].weight, model[0].bias, model[1].weight, model[2].weight]
-    model[0]._external_params = {1: model[2].weight}
+    first: Any = model[0]
+    first._external_params = {1: model[2].weight}
     Coordinator().fetch_sub_module(model[0], True)
     getattr(Coordinator(), GATHER)({model[1].weight}, True)
 
@@ -381,7 +393,7 @@ def test_uninstalling_puts_every_original_back(originals: None) -> None:
     before = [dict(vars(owner)) for owner in owners]
     instructions = dict(PipelineEngine._INSTRUCTION_MAP)
 
-    uninstall = integration.install(NotingTracer())
+    uninstall = integration.install(noting())
     assert DeepSpeedEngine.forward is not Originals.forward
     assert vars(DeepSpeedZeroOptimizer)["reduce_ipg_grads"] is not Originals.nothing
     assert instructions != PipelineEngine._INSTRUCTION_MAP
@@ -406,8 +418,8 @@ def test_roles_and_coordinates_come_from_the_grid_the_globals_and_the_engine(
 ) -> None:
     pp, dp, tp, mp = (dist.new_group(ranks) for ranks in ([1, 3], [0, 1], [1], [1, 3]))
     ep, expert_dp, world = (dist.new_group(ranks) for ranks in ([0, 1], [1], [0, 1, 2, 3]))
-    parameter = torch.nn.Parameter(torch.ones(1))
-    parameter.ds_process_group = dist.group.WORLD  # type: ignore[attr-defined]
+    parameter: Any = torch.nn.Parameter(torch.ones(1))
+    parameter.ds_process_group = dist.group.WORLD
     grid = SimpleNamespace(
         get_pipe_parallel_group=lambda: pp,
         get_data_parallel_group=lambda: dp,

@@ -81,9 +81,14 @@ class NotingTracer:
         self.failures.append(f"{part}: {error}")
 
 
+def noting() -> Any:
+    """A tracer as far as the integration calls one."""
+    return NotingTracer()
+
+
 @pytest.fixture
 def tracer() -> Iterator[NotingTracer]:
-    tracer = NotingTracer()
+    tracer = noting()
     uninstall = megatron.install(tracer)
     yield tracer
     uninstall()
@@ -136,8 +141,8 @@ def backward(output: torch.Tensor, backward_step: Callable[..., Any] | None = No
     function(None, output, None, *model_type, config)
 
 
-def tiny_model() -> torch.nn.Module:
-    model = torch.nn.Linear(2, 1)
+def tiny_model() -> Any:
+    model: Any = torch.nn.Linear(2, 1)
     model.set_input_tensor = lambda tensor: None
     return model
 
@@ -200,11 +205,13 @@ def test_an_error_of_training_passes_through_and_closes_the_span(tracer: NotingT
     assert tracer.failures == []
 
 
-def test_a_failure_of_the_tracer_switches_the_integration_off_and_not_training(tracer: NotingTracer) -> None:
+def test_a_failure_of_the_tracer_switches_the_integration_off_and_not_training(
+    tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> str:
         raise RuntimeError("full")
 
-    tracer.enter = broken  # type: ignore[assignment]
+    monkeypatch.setattr(tracer, "enter", broken)
     model = tiny_model()
 
     for _ in range(2):
@@ -237,10 +244,12 @@ def test_a_call_of_a_schedule_is_a_step_and_tells_its_shape(tracer: NotingTracer
     }
 
 
-def test_sequences_of_another_length_repeat_no_topology(tracer: NotingTracer, rank_1_of_8: None) -> None:
+def test_sequences_of_another_length_repeat_no_topology(
+    tracer: NotingTracer, rank_1_of_8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     initialize(1, 1)
     topologies: list[dict[str, Any]] = []
-    tracer.set_topology = topologies.append  # type: ignore[method-assign]
+    monkeypatch.setattr(tracer, "set_topology", topologies.append)
 
     for length in (8, 16, 24):
         schedule_call(seq_length=length)
@@ -253,7 +262,7 @@ def test_steps_have_the_numbers_that_megatron_logs(
 ) -> None:
     arguments = SimpleNamespace(curr_iteration=20)  # so many are completed: the one that begins is logged as 21
     loop = SimpleNamespace(_GLOBAL_ARGS=arguments)
-    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", loop)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", loop)
     initialize(1, 1)
     schedule_call()
     schedule_call()  # again, because its result was suspicious
@@ -368,7 +377,7 @@ def test_groups_are_read_again_when_megatron_sets_them_up_again(tracer: NotingTr
 
 def test_groups_that_were_there_before_commtrace_are_read_at_once(rank_1_of_8: None) -> None:
     initialize(2, 2)
-    tracer = NotingTracer()
+    tracer = noting()
 
     megatron.install(tracer)()
 
@@ -436,8 +445,9 @@ class Trained(torch.nn.Module):
 
     def __init__(self, finalize: Callable[..., None] | None) -> None:
         super().__init__()
-        self.module = torch.nn.Identity()
-        self.module.config = SimpleNamespace(finalize_model_grads_func=finalize)
+        module: Any = torch.nn.Identity()
+        module.config = SimpleNamespace(finalize_model_grads_func=finalize)
+        self.module = module
 
 
 def forward_backward_no_pipelining(*, model: Any, num_microbatches: int = 1) -> None:
@@ -446,11 +456,12 @@ def forward_backward_no_pipelining(*, model: Any, num_microbatches: int = 1) -> 
 
 
 def test_whatever_function_finalizes_the_gradients_is_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = noting()
+
     def bound_before_commtrace(_model: Any, _tokens: Any) -> None:
         tracer.notes.append("finalize")
 
     monkeypatch.setattr(schedules, "forward_backward_no_pipelining", forward_backward_no_pipelining)
-    tracer = NotingTracer()
     uninstall = megatron.install(tracer)
     model = Trained(bound_before_commtrace)
     for _ in range(2):
@@ -489,7 +500,7 @@ def test_only_the_outermost_optimizer_is_a_span(tracer: NotingTracer) -> None:
         """
 
         def __init__(self) -> None:
-            self.chained_optimizers = []
+            self.chained_optimizers: list[Any] = []
 
         def prepare_grads(self) -> bool:
             Chained().step()
@@ -525,12 +536,12 @@ def test_an_optimizer_class_of_the_users_own_is_found_at_the_next_step(tracer: N
 
 def test_a_combined_step_is_a_forward_and_a_backward_of_different_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan needs CUDA streams: what is tested is what is put around the real function's arguments."""
+    tracer = noting()
 
     def step(f_model: Any, b_model: Any, f_model_chunk_id: Any = None, current_microbatch: Any = None) -> None:
         tracer.notes.append("both" if f_model and b_model else "one")
 
     monkeypatch.setattr(combined_1f1b, "combined_forward_backward_step", step)
-    tracer = NotingTracer()
     uninstall = megatron.install(tracer)
     chunks = [SimpleNamespace(vp_stage=number) for number in (0, 1)]
     combined_1f1b.combined_forward_backward_step(chunks[0], None, f_model_chunk_id=0, current_microbatch=0)
@@ -548,7 +559,7 @@ def test_a_combined_step_is_a_forward_and_a_backward_of_different_microbatches(m
 
 def test_what_a_combined_step_issues_has_the_place_of_what_issued_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes run forward or backward; messages to other stages have no place, as in all other schedules."""
-    tracer = NotingTracer()
+    tracer = noting()
     seen: list[tuple[str, int, int]] = []
 
     def note(what: str) -> None:
@@ -607,7 +618,7 @@ def test_uninstall_puts_every_original_back() -> None:
     ]  # fmt: skip
     before = [dict(vars(owner)) for owner in owners]
 
-    uninstall = megatron.install(NotingTracer())
+    uninstall = megatron.install(noting())
     now = [dict(vars(owner)) for owner in owners]
     uninstall()
 
@@ -622,7 +633,7 @@ def test_uninstall_puts_every_original_back() -> None:
 
 
 def test_functions_bound_before_uninstall_still_work_and_record_nothing() -> None:
-    tracer = NotingTracer()
+    tracer = noting()
     uninstall = megatron.install(tracer)
     bound = schedules.backward_step
     model = tiny_model()
@@ -636,14 +647,12 @@ def test_functions_bound_before_uninstall_still_work_and_record_nothing() -> Non
     assert model.weight.grad is not None
 
 
-def test_sizes_that_cannot_be_read_cost_nothing_but_the_plan(
-    tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_that_cannot_be_read_cost_nothing_but_the_plan(tracer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object) -> None:
         raise TypeError("another version")
 
     monkeypatch.setattr(megatron, "megatron_sizes", fail)
-    integration = megatron.MegatronIntegration(tracer)  # type: ignore[arg-type]
+    integration = megatron.MegatronIntegration(tracer)
     integration._report_schedule("forward_backward_no_pipelining", {"model": None, "num_microbatches": 2})
 
     assert tracer.failures == ["megatron sizes: another version"]

@@ -356,7 +356,8 @@ def test_a_job_without_steps_does_not_make_memory_grow(
 def test_rows_that_make_no_sense_switch_the_live_view_off_and_nothing_else(
     collector: StepCollector, listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    collector.write([step(0, 0, 1), ("nonsense",)])
+    nonsense: Any = ("nonsense",)
+    collector.write([step(0, 0, 1), nonsense])
     collector.write([step(1, 1, 2)])
     collector.close()
 

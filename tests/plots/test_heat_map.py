@@ -21,7 +21,9 @@ JOB = PipelineJob(
 def cells(plot: Plot) -> list[list[float]]:
     axes = plot.figure.axes[0]
     shape = len(axes.get_yticklabels()), len(axes.get_xticklabels())
-    values: list[list[float]] = np.ma.filled(axes.collections[0].get_array(), np.nan).reshape(shape).round(6).tolist()
+    drawn = axes.collections[0].get_array()
+    assert drawn is not None
+    values: list[list[float]] = np.ma.filled(drawn, np.nan).reshape(shape).round(6).tolist()
     return values
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -29,9 +30,10 @@ def boxes(plot: Plot) -> Mapping[str, list[tuple[float, float, int]]]:
     found: dict[str, list[tuple[float, float, int]]] = {}
     for collection in plot.figure.axes[0].collections:
         for path in collection.get_paths():
-            (left, top), (right, bottom) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+            corners = np.asarray(path.vertices)
+            (left, top), (right, bottom) = corners.min(axis=0), corners.max(axis=0)
             row = round((top + bottom) / 2)
-            found.setdefault(collection.get_label(), []).append((round(left, 6), round(right, 6), row))
+            found.setdefault(str(collection.get_label()), []).append((round(left, 6), round(right, 6), row))
     return found
 
 

@@ -68,9 +68,7 @@ class InjectedError(Exception):
 
 
 USUAL = commtrace.Config(dir="/nowhere")
-CONFIGS = {
-    job: commtrace.Config(dir="/nowhere", **options) for job, options in {**jobs.OPTIONS, **models.OPTIONS}.items()
-}
+CONFIGS = {job: dataclasses.replace(USUAL, **options) for job, options in {**jobs.OPTIONS, **models.OPTIONS}.items()}
 CONFIGS_OF_ENGINE = {
     (config, engine): dataclasses.replace(config, engine=engine)
     for config in (USUAL, *CONFIGS.values())
@@ -131,7 +129,7 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     def record(engine: str = usual_engine) -> Iterator[Recorded]:
         recording = Recorded(engine)
         handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: recording.messages.append(record.getMessage())  # type: ignore[method-assign]
+        monkeypatch.setattr(handler, "emit", lambda record: recording.messages.append(record.getMessage()))
         logger = logging.getLogger("commtrace")
         logger.addHandler(handler)
         monkeypatch.setattr(Instrumentation, "_open_sinks", lambda _: [recording.sink])
@@ -145,11 +143,13 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             logger.removeHandler(handler)
             if recording.instrumentation is not None and torch_has_hooks():
                 # They stay where another thread runs, as those of pytest's plugins do, and would be broken, idle, next.
-                recording.instrumentation._cpp._hooks._take_out()  # type: ignore[attr-defined]
+                instrumentation: Any = recording.instrumentation
+                instrumentation._cpp._hooks._take_out()
 
-    record.engine = usual_engine  # type: ignore[attr-defined]
+    recorder: Any = record
+    recorder.engine = usual_engine
     logging.getLogger("commtrace").propagate = False
-    yield record
+    yield recorder
     logging.getLogger("commtrace").propagate = True
 
 
@@ -246,11 +246,9 @@ _WAYS: dict[tuple[Callable[[], str], str], dict[Way, Place]] = {}
 """Of the jobs so far, by engine: every time that a job runs it goes the same ways."""
 
 
-def new_ways(
-    job: Callable[[], str], record: Callable[[], Any], others: Sequence[Callable[[], str]]
-) -> dict[Way, Place]:
+def new_ways(job: Callable[[], str], record: Any, others: Sequence[Callable[[], str]]) -> dict[Way, Place]:
     """Return the ways that a job goes and none of the other jobs does."""
-    engine: str = record.engine  # type: ignore[attr-defined]
+    engine: str = record.engine
     for each in (*others, job):
         if (each, engine) not in _WAYS:
             _WAYS[each, engine] = ways_through(each, record)

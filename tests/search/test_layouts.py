@@ -23,6 +23,7 @@ from commtrace.search.megatron import megatron_arguments
 from commtrace.search.pipeline_time import ChunkTimes
 from commtrace.search.prediction import Predictor
 from tests.factory import collective, group, make_run, span
+from tests.json_reading import read_back
 
 MODEL = Model(layers=8, hidden=1024, heads=16, sequence=1024, vocabulary=50_304)
 LAYOUT = Layout(tp=2, pp=4, dp=1, microbatch=2, microbatches=4, flash_attention=True)
@@ -133,7 +134,7 @@ def test_a_reach_without_a_measured_bandwidth_is_not_predicted() -> None:
 def test_that_bandwidths_are_lower_bounds_is_said_with_the_layouts(is_bound: bool) -> None:
     links = Links({Place("tp", False): Bandwidth(100.0, 1e8, is_bound), Place("pp", True): BETWEEN}, {})
     predictor = Predictor(replace(COSTS, links=links), 4, links)
-    notes = search_json(predictor, search_layouts(predictor, 8, 80 * GIB, 8, 5), 8, 80, ())["notes"]
+    notes = read_back(search_json(predictor, search_layouts(predictor, 8, 80 * GIB, 8, 5), 8, 80, ()))["notes"]
     told = [note for note in notes if note.startswith("Bandwidths that are lower bounds: tp. ")]
 
     assert len(told) == is_bound

@@ -44,7 +44,7 @@ def two_ranks(steps: int = 3, *, sampled: bool = False) -> Run:
                 reduced,
                 stall(reduced, begin + compute, begin + 9 * MS),
             ]
-    aggregates = {"aggregates": dict.fromkeys(range(steps), ("[]",))} if sampled else {}
+    aggregates: dict[str, Any] = {"aggregates": dict.fromkeys(range(steps), ("[]",))} if sampled else {}
     return make_run(rows, [DP], last_written_ns=steps * 10 * MS, closed=False, **aggregates)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
-from commtrace.trace.schema import Row
+from commtrace.trace.schema import Row as Row  # what these functions make
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(schema.SCHEMA.names, schema.NOT_APPLICABLE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -178,7 +179,7 @@ def any_rows(draw: st.DrawFn) -> list[Row]:
 @settings(max_examples=200)
 @given(any_rows(), any_rows(), st.randoms(use_true_random=False), st.integers(-(10**17), 10**17))
 def test_the_parts_always_add_up_whatever_the_order_and_the_clock(
-    rows: list[Row], other: list[Row], random: object, constant: int
+    rows: list[Row], other: list[Row], random: Random, constant: int
 ) -> None:
     run = make_run({0: rows, 1: other}, [DATA_PARALLEL, PIPELINE])
     table = divide(run)
@@ -189,9 +190,9 @@ def test_the_parts_always_add_up_whatever_the_order_and_the_clock(
 
     ranks = {}
     for rank, trace in run.ranks.items():
-        order = np.arange(len(trace.spans))
-        random.shuffle(order)  # type: ignore[attr-defined]
-        spans = trace.spans.take(order)
+        order = list(range(len(trace.spans)))
+        random.shuffle(order)
+        spans = trace.spans.take(np.array(order))
         ranks[rank] = replace(trace, spans=spans.replace(start=spans.start + constant, end=spans.end + constant))
     moved = divide(replace(run, ranks=ranks))
     assert (moved.ns == table.ns).all()

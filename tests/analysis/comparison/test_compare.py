@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,7 @@ from tests.factory import Row, collective, group, make_run, span, stall
 DP = group("dp", 0, 1)
 
 
-def job(
-    *, compute: int = 100, transfer: int = 40, steps: int = 8, num_bytes: int = 4000, **of_every_rank: object
-) -> Run:
+def job(*, compute: int = 100, transfer: int = 40, steps: int = 8, num_bytes: int = 4000, **of_every_rank: Any) -> Run:
     """Two ranks: compute, then a synchronous all_reduce that both start at once."""
     length = compute + transfer
     rows: dict[int, list[Row]] = {0: [], 1: []}

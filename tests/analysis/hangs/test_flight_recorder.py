@@ -32,6 +32,7 @@ def hung() -> Run:
 def test_what_each_rank_had_enqueued_and_from_where() -> None:
     diagnosis = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 5)])
 
+    assert diagnosis.flight_recorder is not None
     assert diagnosis.flight_recorder.groups[0].offset == 1
     assert diagnosis.flight_recorder.stops[0] == (
         FlightState(0, True, 5, 6, "all_reduce", "started", ("train.py:6 step",)),
@@ -56,6 +57,7 @@ def test_a_dump_knows_of_an_arrival_of_which_the_files_do_not() -> None:
 def test_a_rank_without_files_is_known_by_its_dump() -> None:
     run = stopped_run({0: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, world_size=2)
     diagnosis = examine(run, now_ns=NOW_NS, flight_calls=calls(1, 5))
+    assert diagnosis.flight_recorder is not None
     assert [one.rank for one in diagnosis.flight_recorder.stops[0]] == [1]
 
 

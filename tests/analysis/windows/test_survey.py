@@ -115,7 +115,7 @@ def test_what_is_read_in_many_parts_is_what_is_read_in_one(
 def test_steps_of_which_a_part_was_deleted_are_left_out(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, metadata(), steps_per_segment=2, budget=Budget(steps=4))
     for one in steps(0, 12):
-        number = one[schema.SCHEMA.get_field_index("step")]
+        number = one.step
         writer.write([row(step=number, start=100 * number, end=100 * number + 50), one])
     writer.write([mark("end", {})])
     writer.close()

@@ -23,7 +23,7 @@ from commtrace.analysis.step_totals import StepTotals, TimeTotals, step_totals, 
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import summarise_steps
-from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.timeline import Outline, StepBoxes, Timeline
 from commtrace.analysis.windows.run import (
     FEWEST_STEPS,
     LargeRun,
@@ -43,6 +43,7 @@ from commtrace.trace.run import Run
 from tests.analysis.steps.test_choice import crossing_run
 from tests.analysis.windows.recording import record
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
+from tests.json_reading import read_back
 from tests.pipeline_factory import PipelineJob
 
 WINDOWS = pytest.mark.parametrize("sizes", [(1, 3), pytest.param((7, 1_000), marks=pytest.mark.thorough)], ids=str)
@@ -311,15 +312,16 @@ def test_steps_that_lie_apart_are_read_together(name: str, tmp_path: Path) -> No
         assert drawn == expected
 
 
-def _without_codes(step: dict[str, Any], outline: dict[str, Any]) -> dict[str, Any]:
+def _without_codes(step: StepBoxes, outline: Outline) -> dict[str, Any]:
     """The same with words for names, and communications numbered as they come."""
     words, joins = [*outline["names"], ""], dict[int, int]()
-    for rank in step["ranks"]:
+    drawn: dict[str, Any] = read_back(step)
+    for rank in drawn["ranks"]:
         for table in ("work", "host", "communication"):
             for column in {"name", "dtype"} & set(rank[table]):
                 rank[table][column] = [words[code] for code in rank[table][column]]
         rank["communication"]["join"] = [joins.setdefault(one, len(joins)) for one in rank["communication"]["join"]]
-    return step
+    return drawn
 
 
 def test_the_causes_of_a_bubble_are_those_of_the_whole_run(tmp_path: Path) -> None:

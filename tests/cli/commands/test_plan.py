@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.cli.main import app

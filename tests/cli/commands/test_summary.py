@@ -32,9 +32,9 @@ MS = 1_000_000
 
 
 def printed(run: Run, *, all_ranks: bool = False, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_summary(console, summarise(run), all_ranks=all_ranks)
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
+    output = io.StringIO()
+    print_summary(Console(file=output, width=width, highlight=False), summarise(run), all_ranks=all_ranks)
+    return output.getvalue()
 
 
 def row(text: str, *beginning: str) -> list[str]:
@@ -227,7 +227,7 @@ def write_run(directory: Path, run: Run) -> Path:
             values = {name: getattr(trace.spans, name)[position].item() for name in columns if name != "detail"}
             for name in ("name", "dtype"):
                 values[name] = run.names[values[name]] if values[name] >= 0 else None
-            table.append(Row(*(values.get(name) for name in columns)))
+            table.append(Row._make(values.get(name) for name in columns))
         writer.write(table)
         writer.close()
         assert rank == trace.rank
@@ -276,9 +276,9 @@ def test_one_line_says_what_was_seen_and_what_was_not(
 ) -> None:
     coverage = Coverage({"collective": 3}, {"collective": dropped} if dropped else {}, hidden)
     answer = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), coverage=coverage, missing=missing)
-    console = Console(file=io.StringIO(), width=120, highlight=False)
-    print_summary(console, answer)
-    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    output = io.StringIO()
+    print_summary(Console(file=output, width=120, highlight=False), answer)
+    text = output.getvalue()
 
     assert line in text.splitlines()
     assert ("commtrace doctor" in text) == bool(missing)
@@ -315,9 +315,9 @@ def test_a_pipeline_is_shown_stage_by_stage_beside_its_theoretical_bubble() -> N
         phase_fraction_of_step=0.8, bubble_fraction_of_step=0.3, drain_fraction_of_step=0.0, per_stage=stages,
     )  # fmt: skip
     answer = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), pipeline=pipeline)
-    console = Console(file=io.StringIO(), width=100, highlight=False)
-    print_summary(console, answer)
-    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    output = io.StringIO()
+    print_summary(Console(file=output, width=100, highlight=False), answer)
+    text = output.getvalue()
     assert "Pipeline: 1f1b, 2 stages, 4 microbatches; idle 31% of its phase (theoretical 1f1b bubble 20%)" in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["stage"], ["1"])]
     assert rows == [

@@ -30,7 +30,7 @@ runner = CliRunner()
 
 
 def drawn(frame: Frame, width: int = 100, **options: int) -> list[str]:
-    return [line.plain.rstrip() for line in draw(frame, width, **options)]  # type: ignore[arg-type]
+    return [line.plain.rstrip() for line in draw(frame, width, **options)]
 
 
 def many(count: int) -> Frame:

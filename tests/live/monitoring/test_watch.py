@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ MS = 1_000_000
 SECONDS = 4.0
 
 
-def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **columns: object) -> WindowReport:
+def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **columns: Any) -> WindowReport:
     """A rank of a job whose steps last 100 ms; work in ms, what is left is waiting for dp."""
     waiting = max(100 - sum(work), 0)
-    reported: dict[str, object] = {
+    reported: dict[str, Any] = {
         "host": f"node{rank // 4}",
         "stage": 0,
         "steps": 40,
@@ -32,7 +33,7 @@ def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **colu
         **columns,
     }
     compute, data, garbage, unknown = (round(part * MS) for part in work)
-    return WindowReport(rank=rank, window=window, work_ns=(compute, data, garbage, 0, 0, unknown), **reported)  # type: ignore[arg-type]
+    return WindowReport(rank=rank, window=window, work_ns=(compute, data, garbage, 0, 0, unknown), **reported)
 
 
 def watched(
@@ -310,7 +311,7 @@ def test_where_neither_peers_nor_the_past_tell_who_is_slow_that_is_said_once_it_
         "(--baseline RUN) or steps from before the change would show it.",
     )
     watched(1, ranks=3, watch=watch, begin=2)
-    assert watch.abstentions == ()
+    assert len(watch.abstentions) == 0
 
 
 def test_without_a_past_a_few_quick_ranks_are_not_the_norm() -> None:

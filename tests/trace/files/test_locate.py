@@ -13,7 +13,7 @@ from commtrace.errors import RunNotFoundError
 from commtrace.trace.files import reader
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.locate import find_run_directory, runs_below
-from commtrace.trace.files.rank_files import link_as_latest
+from commtrace.trace.files.rank_files import link_as_latest, segment_paths
 from commtrace.trace.files.reader import load_newest, load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import ClockAnchor
@@ -100,12 +100,11 @@ def test_a_rank_whose_folder_may_not_be_read_is_skipped_and_named(
 ) -> None:
     for rank in (0, 1):
         write_rank(tmp_path, steps(0, 1), rank=rank, world_size=2)
-    contents = reader.segment_paths
 
     def guarded(folder: Path) -> list[Path]:
         if folder.name == "rank-00001":
             raise PermissionError(13, "Permission denied", str(folder))
-        return contents(folder)
+        return segment_paths(folder)
 
     monkeypatch.setattr(reader, "segment_paths", guarded)
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from commtrace.cli.main import COMMANDS
 from commtrace.trace import schema
+from commtrace.trace.files.reader import load_run
 from tests.search.test_aceso import configuration, small_profile
 from tests.trace.rows import mark, row, steps, write_rank
 
@@ -235,6 +236,23 @@ def test_importing_commtrace_alone_imports_nothing_slow() -> None:
     source = "import sys, commtrace; print({'torch', 'numpy', 'pyarrow', 'rich', 'typer'} & set(sys.modules))"
 
     assert _in_a_new_interpreter(source) == "set()\n"
+
+
+def test_a_rank_records_without_the_packages_that_only_readers_and_exporters_need(tmp_path: Path) -> None:
+    source = (
+        "import sys\n"
+        "for name in ('click', 'opentelemetry', 'prometheus_client', 'rich', 'typer'):\n    sys.modules[name] = None\n"
+        "import torch.distributed as dist\nimport commtrace, torch\n"
+        f"commtrace.start(commtrace.Config(dir={str(tmp_path / 'run')!r}, export='monitor'))\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
+        "for step in range(3):\n"
+        "    with commtrace.step(step):\n        dist.all_reduce(torch.ones(4))\n"
+        "commtrace.stop()"
+    )
+    _in_a_new_interpreter(source)
+
+    spans = load_run(tmp_path / "run").ranks[0].spans
+    assert spans.step[spans.kind == schema.COLLECTIVE].tolist() == [0, 1, 2]
 
 
 def test_every_reading_module_imports_where_torch_cannot_be_imported() -> None:

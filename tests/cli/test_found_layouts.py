@@ -8,7 +8,7 @@ from commtrace.cli.found_layouts import search_json
 from commtrace.cli.output import duration
 from commtrace.search.layouts import Found, search_layouts
 from tests.json_reading import read_back
-from tests.search.test_layouts import GIB, exact
+from tests.search.exact_costs import GIB, exact
 
 PREDICTOR = exact(scatter=0.3)
 

@@ -18,9 +18,9 @@ from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.verdict import Stretch
 from commtrace.cli.main import app
 from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines, print_stragglers
-from tests.cli.commands.test_summary import write_run
-from tests.history.test_verdicts import straggler
+from tests.history.factory import straggler
 from tests.pipeline_factory import Clock, PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 COMMANDS = ("straggler", "pipeline", "bandwidth")

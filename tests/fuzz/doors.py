@@ -44,7 +44,7 @@ from commtrace.trace.selection import make_request, read_requests, write_request
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
 from tests.exporters.monitor.conftest import JOB
-from tests.exporters.monitor.test_store import report, stopped
+from tests.exporters.monitor.made_reports import report, stopped
 from tests.fuzz.mutators import (
     HOSTILE_NUMBERS,
     HOSTILE_VALUES,
@@ -55,13 +55,12 @@ from tests.fuzz.mutators import (
     damage_segment,
     damage_value,
 )
-from tests.importers import kineto_files
-from tests.importers import test_ascend as ascend
-from tests.importers.test_aicb_csv import AICB_LINES
-from tests.importers.test_aicb_csv import write as write_aicb_log
-from tests.importers.test_flight_recorder import entry, gloo_hang, write_dump
-from tests.importers.test_whatif import COLUMNS, two_stages, write_trace
-from tests.importers.test_workerlog import job, write_log
+from tests.importers import ascend_files, kineto_files
+from tests.importers.aicb_files import AICB_LINES
+from tests.importers.aicb_files import write as write_aicb_log
+from tests.importers.flight_recorder_files import entry, gloo_hang, write_dump
+from tests.importers.whatif_files import COLUMNS, two_stages, write_trace
+from tests.importers.worker_logs import job, write_log
 from tests.trace.rows import mark, row, steps, write_rank
 
 Command = list[str]
@@ -224,7 +223,7 @@ def _damage_kineto(folder: Path, random: Random) -> bool:
 
 
 def _make_ascend(folder: Path) -> None:
-    ascend.two_ranks(folder, metadata=True)
+    ascend_files.two_ranks(folder, metadata=True)
 
 
 def _damage_ascend(folder: Path, random: Random) -> bool:

@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 
 from commtrace.errors import ConfigurationError
 from tests.pipeline_factory import PipelineJob
-from tests.plots.test_timeline import boxes, plots_of
+from tests.plots.drawn import boxes, plots_of
 
 JOB = PipelineJob(stages=2, microbatches=2, data_parallel=2, optimizer_ns=1_000_000, steps=3)
 

@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 from commtrace.errors import ConfigurationError
 from commtrace.plots.style import Plot
 from tests.pipeline_factory import Clock, PipelineJob
-from tests.plots.test_timeline import plots_of
+from tests.plots.drawn import plots_of
 
 JOB = PipelineJob(
     stages=2, microbatches=4, data_parallel=3, optimizer_ns=1_000_000, steps=4, extra_forward_ns={4: 250_000}

@@ -30,7 +30,7 @@ def megatron() -> str:
     from megatron.core.pipeline_parallel import combined_1f1b, schedules
     from megatron.core.tensor_parallel import random as checkpointing
 
-    from tests.integrations import test_megatron as stubs
+    from tests.integrations import megatron_stubs as stubs
 
     seed()
 
@@ -62,7 +62,7 @@ def megatron() -> str:
 
 def empty_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take out the insides of DeepSpeed's engines."""
-    from tests.integrations import test_deepspeed as stubs
+    from tests.integrations import deepspeed_stubs as stubs
 
     stubs.empty_engines(monkeypatch)
     monkeypatch.setattr(checkpoint_function(), "backward", staticmethod(lambda node: node.run_function()))
@@ -79,7 +79,7 @@ def deepspeed() -> str:
     """Micro-steps, a pipeline's batch, phases of ZeRO, a checkpoint, a recomputation."""
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
-    from tests.integrations import test_deepspeed as stubs
+    from tests.integrations import deepspeed_stubs as stubs
 
     engine = stubs.engine_of(global_steps=7)
     losses: list[torch.Tensor] = []

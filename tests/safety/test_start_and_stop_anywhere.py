@@ -31,20 +31,19 @@ from tests.safety import faults, jobs
 from tests.safety.faults import Place
 from tests.safety.jobs import digest, seed
 from tests.safety.models import Net, alive, batch, local
-from tests.safety.test_faults import (
+from tests.safety.recorded import (  # fmt: skip
     ALONE,
+    FILTERS,
     PARTS,
     earlier_jobs,
     is_of_a_hook,
     is_of_part,
     new_ways,
     put_back,
-    pytestmark,
-    recorded,
     replaced_now,
-)  # fmt: skip
+)
 
-__all__ = ["pytestmark", "recorded"]  # filters of warnings, and a fixture
+pytestmark = FILTERS
 
 Act = Callable[..., None]
 STEPS: Final = 3

@@ -23,7 +23,7 @@ from commtrace.search.aceso_profile import AcesoProfile, Case, read_aceso_profil
 from commtrace.search.aceso_search import AcesoFound, fullest_mib, search_aceso
 from commtrace.search.megatron import megatron_arguments
 from tests.reference import reference_data
-from tests.search.test_aceso import GPT, HEADER
+from tests.search.aceso_files import GPT, HEADER
 
 
 def searched(name: str, limit_mib: float, gpus: int = 4, layers: int | None = None) -> tuple[AcesoProfile, AcesoFound]:

@@ -16,30 +16,13 @@ from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
 from commtrace.planning.times import measure_communication
 from commtrace.search.candidates import candidates, fitting_model
-from commtrace.search.costs import PartTimes, RunCosts
 from commtrace.search.layouts import search_layouts
 from commtrace.search.links import Bandwidth, Links, Place, given_bandwidths, measured_links
 from commtrace.search.megatron import megatron_arguments
-from commtrace.search.pipeline_time import ChunkTimes
 from commtrace.search.prediction import Predictor
 from tests.factory import collective, group, make_run, span
 from tests.json_reading import read_back
-
-MODEL = Model(layers=8, hidden=1024, heads=16, sequence=1024, vocabulary=50_304)
-LAYOUT = Layout(tp=2, pp=4, dp=1, microbatch=2, microbatches=4, flash_attention=True)
-WITHIN, BETWEEN = Bandwidth(100.0, 1e8), Bandwidth(20.0, 1e8)
-COSTS = RunCosts(
-    model=MODEL,
-    layout=LAYOUT,
-    gpus_per_node=4,
-    parts=PartTimes(ChunkTimes(1_000_000, 2_000_000), ChunkTimes(50_000, 100_000), ChunkTimes(900_000, 1_500_000)),
-    links=Links({Place("tp", False): WITHIN, Place("pp", True): BETWEEN}, {}),
-    optimizer_ns=500_000,
-    step_ns=60_000_000,
-    step_scatter=0.01,
-    notes=(),
-)
-GIB = 1 << 30
+from tests.search.exact_costs import BETWEEN, COSTS, GIB, LAYOUT, MODEL, WITHIN, exact
 
 
 @pytest.mark.parametrize(("memory_gib", "top"), [(80, 5), (3, 3), (1.5, 8)])
@@ -96,13 +79,6 @@ def test_without_the_recorded_one_the_tie_with_the_fewest_assumptions_and_chunks
     assert found.assuming is not None
     assert len(found.assuming.assumed) == 1
     assert found.assuming.layout.chunks == 1
-
-
-def exact(scatter: float) -> Predictor:
-    """Return a predictor of steps that scatter. The run has the bandwidth of all roles that it needs."""
-    links = Links({**COSTS.links.bandwidths, Place("embedding", True): BETWEEN}, {})
-    costs = replace(COSTS, links=links, step_scatter=scatter)
-    return Predictor.like(replace(costs, step_ns=Predictor.like(costs).reproduced._replace(rest_ns=0).step_ns))
 
 
 def test_all_sizes_divide_what_they_must() -> None:

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from commtrace.analysis.breakdown.partition import Partition, partition
 from commtrace.analysis.matching.match import match
 from commtrace.trace.run import Run
-from tests.factory import Row, collective, group, make_run, p2p, span, stall
+from tests.analysis.breakdown.drawn_rows import DATA_PARALLEL, PIPELINE, any_rows
+from tests.factory import Row, collective, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
-
-DATA_PARALLEL = group("dp", 0, 1)
-PIPELINE = group("pp", 0, 1, ordinal=1)
 
 
 def divide(run: Run) -> Partition:
@@ -154,26 +152,6 @@ def test_each_stall_knows_how_much_of_the_steps_it_stands_for() -> None:
         own = table.rank == rank
         waits = table.total("exposed wait")[own].sum() + table.total("bubble")[own].sum()
         assert stalled.sum(axis=0).tolist() == [waits, table.total("exposed transfer")[own].sum()]
-
-
-KINDS = ("forward", "backward", "recompute", "optimizer", "module", "user", "data", "checkpoint", "gc", "evaluation")
-instants = st.integers(-10, 110)
-
-
-@st.composite
-def any_rows(draw: st.DrawFn) -> list[Row]:
-    """Spans of all kinds that overlap as they like, and two steps that may have a gap between them."""
-    rows = [
-        span(kind, start, end)
-        for kind, start, end in draw(st.lists(st.tuples(st.sampled_from(KINDS), instants, instants), max_size=8))
-    ]
-    places = st.sampled_from([DATA_PARALLEL, PIPELINE])
-    for number, (where, start, end, stalled, until) in enumerate(
-        draw(st.lists(st.tuples(places, instants, instants, instants, instants), max_size=5))
-    ):
-        message = p2p("recv", where, 1, number, start, max(start, end), id=number)
-        rows += [message, stall(message, stalled, until)]
-    return [*rows, span("step", 0, 50, step=0), span("step", draw(st.integers(50, 60)), 100, step=1)]
 
 
 @settings(max_examples=200)

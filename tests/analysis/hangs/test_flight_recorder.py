@@ -7,26 +7,9 @@ import pytest
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.flight_recorder import FlightCall, FlightState, fit_flight_calls
 from commtrace.analysis.matching.arrivals import find_arrivals
-from commtrace.trace.run import Run
+from tests.analysis.hangs.flight_calls import TP, calls, hung
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.factory import collective, group
-
-TP = group("tp", 0, 1)
-
-
-def calls(rank: int, last: int, *, first: int = 1, state: str = "completed", order: int = 1) -> list[FlightCall]:
-    """all_reduces of one rank, the last one in this state."""
-    numbers = range(first, last + 1)
-    return [
-        FlightCall(
-            rank, (0, 1), order, "all_reduce", seq, state if seq == last else "completed", (f"train.py:{seq} step",)
-        )
-        for seq in numbers
-    ]
-
-
-def hung() -> Run:
-    return stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]})
 
 
 def test_what_each_rank_had_enqueued_and_from_where() -> None:

@@ -14,7 +14,7 @@ from commtrace.errors import TraceFormatError
 from commtrace.importers.whatif import import_whatif
 from commtrace.trace.files.reader import load_run
 from tests.factory import make_run, span
-from tests.importers.test_whatif import Operation, operation, two_stages, write_trace
+from tests.importers.whatif_files import Operation, operation, two_stages, write_trace
 from tests.reference import reference_data
 
 

@@ -25,8 +25,8 @@ from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.reader import find_files, load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.run import Run
+from tests.analysis.windows.made_runs import MADE, far_reaching_run
 from tests.analysis.windows.recording import record
-from tests.analysis.windows.test_windows import MADE, far_reaching_run
 from tests.factory import make_run, span
 from tests.trace.rows import mark, metadata, row, steps
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from commtrace.synth import Fault, Job, synthesize, write
-from tests.cli.commands.test_summary import write_run
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 

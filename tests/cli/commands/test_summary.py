@@ -20,12 +20,12 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.commands.summary import print_summary
 from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize
-from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
 from tests.factory import collective, group, make_run, span, stall
 from tests.json_schemas import errors
 from tests.pipeline_factory import Clock, PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 MS = 1_000_000
@@ -212,26 +212,6 @@ def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_cut() -> None:
     text = printed(job.run())
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "…" not in text
-
-
-def write_run(directory: Path, run: Run) -> Path:
-    """The run as files, as a recorder leaves them."""
-    from commtrace.trace.files.writer import SegmentWriter
-    from commtrace.trace.schema import Row
-
-    columns = [field.name for field in schema.SCHEMA]
-    for rank, trace in run.ranks.items():
-        writer = SegmentWriter(directory, trace.metadata)
-        table = []
-        for position in range(len(trace.spans)):
-            values = {name: getattr(trace.spans, name)[position].item() for name in columns if name != "detail"}
-            for name in ("name", "dtype"):
-                values[name] = run.names[values[name]] if values[name] >= 0 else None
-            table.append(Row._make(values.get(name) for name in columns))
-        writer.write(table)
-        writer.close()
-        assert rank == trace.rank
-    return directory
 
 
 def test_the_command_prints_what_the_analysis_says(tmp_path: Path) -> None:

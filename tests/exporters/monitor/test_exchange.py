@@ -38,7 +38,7 @@ from commtrace.exporters.monitor.messages import (
 from commtrace.exporters.monitor.rendezvous import Address, AddressError
 from commtrace.exporters.monitor.store import MonitorStore
 from tests.exporters.monitor.conftest import TOKEN
-from tests.exporters.monitor.test_store import report, stopped
+from tests.exporters.monitor.made_reports import report, stopped
 
 LIMIT_SECONDS = 30.0
 """Bounded waits take 3 s, on a busy machine somewhat more; what nothing bounds never ends."""
@@ -350,7 +350,7 @@ from commtrace.exporters.monitor.exchange import MonitorClient
 from commtrace.exporters.monitor.exchange import MonitorServer
 from commtrace.exporters.monitor.store import MonitorStore
 from tests.exporters.monitor.conftest import TOKEN, JOB
-from tests.exporters.monitor.test_store import report
+from tests.exporters.monitor.made_reports import report
 store = MonitorStore()
 server = MonitorServer(Address("127.0.0.1", 0), TOKEN, store.answer)
 MonitorClient(server.address, TOKEN).exchange(report(1, 7))

@@ -37,7 +37,7 @@ from commtrace.live.monitoring.findings import LiveEvent, StandingFindings, clea
 from tests.json_reading import read_back
 from tests.json_schemas import errors
 from tests.live.findings import live_straggler, status
-from tests.live.monitoring.test_watch import SECONDS, report
+from tests.live.monitoring.window_reports import SECONDS, report
 
 
 def test_that_it_cannot_be_told_who_is_slow_is_logged_once_until_it_can_be_told_again(

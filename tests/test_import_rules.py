@@ -55,17 +55,19 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "integrations": BASE | {"capture", "recorder", "installation"},
     "session": BASE
     | {"agreement", "process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
-    "live": BASE | {"analysis"},
+    "live": BASE | {"analysis", "findings"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
+    # what is said of a run, whoever found it
+    "findings": frozenset({"trace"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
-    "analysis": frozenset({"errors", "trace"}),
+    "analysis": frozenset({"errors", "findings", "trace"}),
     "tables": frozenset({"trace", "analysis"}),
     "plots": frozenset({"errors", "trace", "analysis"}),
     "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
-    "top": frozenset({"deadline", "errors", "trace", "analysis", "redaction"}),
-    "history": frozenset({"errors", "trace", "analysis"}),
+    "top": frozenset({"deadline", "errors", "trace", "analysis", "findings", "redaction"}),
+    "history": frozenset({"errors", "trace", "analysis", "findings"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
     # before a run
@@ -84,6 +86,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "launchers",
         "side_process",
         "analysis",
+        "findings",
         "history",
         "live",
         "top",
@@ -109,8 +112,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "byte_sizes", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "search", "live", "top",
-    "viewer", "cli", "_native", "", "__main__",
+    "findings", "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "search", "live",
+    "top", "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip
 
 

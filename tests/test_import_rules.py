@@ -30,6 +30,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "trace": frozenset({"errors", "side_process"}),
     "options": frozenset({"byte_sizes", "errors", "trace"}),
     "config": frozenset({"errors", "launchers", "options", "trace"}),
+    "schedule": frozenset({"errors"}),
     "redaction": frozenset(),
     "deadline": frozenset(),
     "_native": frozenset(),
@@ -52,27 +53,27 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "launchers",
         "options",
     },
-    "integrations": BASE | {"capture", "recorder", "installation"},
+    "integrations": BASE | {"capture", "recorder", "installation", "schedule"},
     "session": BASE
     | {"agreement", "process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
     "live": BASE | {"analysis"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
-    "analysis": frozenset({"errors", "trace"}),
+    "analysis": frozenset({"errors", "schedule", "trace"}),
     "tables": frozenset({"trace", "analysis"}),
     "plots": frozenset({"errors", "trace", "analysis"}),
     "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
     "top": frozenset({"deadline", "errors", "trace", "analysis", "redaction"}),
     "history": frozenset({"errors", "trace", "analysis"}),
-    "synth": frozenset({"errors", "trace"}),
+    "synth": frozenset({"errors", "schedule", "trace"}),
     # before a run
-    "planning": frozenset({"errors", "trace", "analysis"}),
+    "planning": frozenset({"errors", "schedule", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
-    "search": frozenset({"errors", "trace", "analysis", "planning"}),
+    "search": frozenset({"errors", "schedule", "trace", "analysis", "planning"}),
     # the files of other systems: nothing that serves everybody is built on them
-    "interchange": frozenset({"errors", "trace", "analysis", "planning", "search"}),
+    "interchange": frozenset({"errors", "schedule", "trace", "analysis", "planning", "search"}),
     "exporters": BASE
     | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "deadline"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
@@ -98,6 +99,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "viewer",
         "recorded_run",
         "redaction",
+        "schedule",
         "sql",
         "_inject",
         "_native",
@@ -109,7 +111,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "byte_sizes", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
+    "errors", "byte_sizes", "schedule", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
     "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning", "search", "live", "top",
     "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Final
 from commtrace.cli.main import COMMANDS
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.search.test_aceso import configuration, small_profile
+from tests.interchange.aceso.test_aceso import configuration, small_profile
 from tests.trace.rows import mark, row, steps, write_rank
 
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"
@@ -69,15 +69,16 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
     "top": frozenset({"deadline", "errors", "trace", "analysis", "findings", "redaction"}),
     "history": frozenset({"errors", "trace", "analysis", "findings"}),
-    "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "schedule", "trace"}),
     # before a run
     "planning": frozenset({"errors", "schedule", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
     "search": frozenset({"errors", "schedule", "trace", "analysis", "planning"}),
+    # the files of other systems: nothing that serves everybody is built on them
+    "interchange": frozenset({"errors", "schedule", "trace", "analysis", "planning", "search"}),
     "exporters": BASE
-    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "planning", "deadline"},
-    "viewer": frozenset({"errors", "trace", "analysis", "planning"}),
+    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "deadline"},
+    "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
     "cli": BASE
     | {
         "",
@@ -91,7 +92,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "history",
         "live",
         "top",
-        "importers",
+        "interchange",
         "plots",
         "synth",
         "planning",
@@ -114,8 +115,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "byte_sizes", "schedule", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "findings", "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "search", "live",
-    "top", "viewer", "cli", "_native", "", "__main__",
+    "findings", "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning", "search",
+    "live", "top", "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from commtrace.analysis.timeline import Timeline
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import perfetto
 from commtrace.trace.run import Run
-from tests.factory import make_run
+from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 
 
@@ -180,7 +180,8 @@ def test_what_damaged_rows_place_before_0_is_drawn_at_0(protocol: Any, tmp_path:
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    outline = Timeline.of_recording(make_run({0: [span("step", 0, 10, step=0)]})).outline()
     monkeypatch.setattr(perfetto, "is_available", lambda: False)
 
     with pytest.raises(ConfigurationError, match="pip install 'perfetto"):
-        perfetto.write(Timeline.of_recording(make_run({})).outline(), [], tmp_path / "trace.pftrace")
+        perfetto.write(outline, [], tmp_path / "trace.pftrace")

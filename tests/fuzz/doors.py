@@ -55,12 +55,12 @@ from tests.fuzz.mutators import (
     damage_segment,
     damage_value,
 )
-from tests.importers import ascend_files, kineto_files
-from tests.importers.aicb_files import AICB_LINES
-from tests.importers.aicb_files import write as write_aicb_log
-from tests.importers.flight_recorder_files import entry, gloo_hang, write_dump
-from tests.importers.whatif_files import COLUMNS, two_stages, write_trace
-from tests.importers.worker_logs import job, write_log
+from tests.interchange.dumps.flight_recorder_files import entry, gloo_hang, write_dump
+from tests.interchange.simulators.aicb_files import AICB_LINES
+from tests.interchange.simulators.aicb_files import write as write_aicb_log
+from tests.interchange.traces import ascend_files, kineto_files
+from tests.interchange.whatif_study.whatif_files import COLUMNS, two_stages, write_trace
+from tests.interchange.worker_logs import job, write_log
 from tests.trace.rows import mark, row, steps, write_rank
 
 Command = list[str]

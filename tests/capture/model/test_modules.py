@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -425,8 +425,7 @@ def test_nothing_is_kept_alive(recording: Recording, spans: ModuleSpans) -> None
     net = Net(1)
     spans.select("depth=2")
     seen: list[Any] = []
-    block: Any = net.layers[0]
-    block.first.register_forward_hook(lambda _m, _a, output: seen.append(weakref.ref(output)))
+    cast(Any, net.layers[0]).first.register_forward_hook(lambda _m, _a, output: seen.append(weakref.ref(output)))
     gc.disable()
     try:
         net(TOKENS)  # no backward comes

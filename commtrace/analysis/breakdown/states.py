@@ -194,7 +194,7 @@ def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, a
 
 
 def communicates(replays: Spans) -> Bool:
-    """Return of each of these rows, replays of CUDA graphs, whether it may contain communication without times of its own.
+    """Return of each of these rows, replays of CUDA graphs, whether it may contain communication without own times.
 
     What has them has rows of the stalls on it, too: the rest of the replay is compute.
     """

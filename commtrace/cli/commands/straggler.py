@@ -35,6 +35,7 @@ from commtrace.cli.arguments import (
 from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.cli.views import print_awaited, print_basis, print_stragglers, run_line, step_attempts_lines
+from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
 _MOST_PARTS: Final = 8
 _WORTH_SHOWING: Final = 1.005
@@ -85,7 +86,7 @@ def straggler(
         path, reference = (Path(one).absolute() if cluster else one for one in (run, baseline))
         normal = baseline_of(reference, chosen) if baseline else None
         opened = open_run(path, steps or None, chosen)
-        report = report_of_steps(opened, normal)
+        report = report_of_steps(opened, normal, slowdown_of_study(opened.recorded))
     if json_output:
         sys.stdout.write(json.dumps({"verdict": _verdict(report), **report.to_json()}, allow_nan=False) + "\n")
     else:

@@ -56,17 +56,19 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "integrations": BASE | {"capture", "recorder", "installation", "schedule"},
     "session": BASE
     | {"agreement", "process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
-    "live": BASE | {"analysis"},
+    "live": BASE | {"analysis", "findings"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
+    # what is said of a run, whoever found it
+    "findings": frozenset({"trace"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
-    "analysis": frozenset({"errors", "schedule", "trace"}),
+    "analysis": frozenset({"errors", "findings", "schedule", "trace"}),
     "tables": frozenset({"trace", "analysis"}),
     "plots": frozenset({"errors", "trace", "analysis"}),
     "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
-    "top": frozenset({"deadline", "errors", "trace", "analysis", "redaction"}),
-    "history": frozenset({"errors", "trace", "analysis"}),
+    "top": frozenset({"deadline", "errors", "trace", "analysis", "findings", "redaction"}),
+    "history": frozenset({"errors", "trace", "analysis", "findings"}),
     "synth": frozenset({"errors", "schedule", "trace"}),
     # before a run
     "planning": frozenset({"errors", "schedule", "trace", "analysis"}),
@@ -86,6 +88,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "launchers",
         "side_process",
         "analysis",
+        "findings",
         "history",
         "live",
         "top",
@@ -112,8 +115,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "byte_sizes", "schedule", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning", "search", "live", "top",
-    "viewer", "cli", "_native", "", "__main__",
+    "findings", "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning", "search",
+    "live", "top", "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip
 
 

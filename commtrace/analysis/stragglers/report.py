@@ -16,7 +16,6 @@ from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import recorded_steps
-from commtrace.analysis.stragglers.advice import exclude_nodes
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import (
@@ -28,6 +27,7 @@ from commtrace.analysis.stragglers.search import (
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
 from commtrace.errors import CommtraceError
+from commtrace.findings.nodes import exclude_nodes
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.run import Run

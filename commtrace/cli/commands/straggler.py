@@ -17,7 +17,6 @@ from rich.markup import escape
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
 from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_of_steps
-from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
@@ -35,6 +34,7 @@ from commtrace.cli.arguments import (
 from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.cli.views import print_awaited, print_basis, print_stragglers, run_line, step_attempts_lines
+from commtrace.findings.causes import format_cause
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
 _MOST_PARTS: Final = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from commtrace.analysis.stragglers.advice import exclude_nodes
+from commtrace.findings.nodes import exclude_nodes
 from commtrace.trace.metadata import RankMetadata
 from tests.factory import metadata
 

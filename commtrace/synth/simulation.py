@@ -13,17 +13,15 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action, orders, splits_backwards
 from commtrace.synth import faults
-from commtrace.synth.job import GPIPE, INTERLEAVED, ZERO_BUBBLE, Job, Layout
-from commtrace.synth.rows import Instant, Message, Place, StageRows
+from commtrace.synth.job import Job, SimulatedLayout
+from commtrace.synth.rows import Instant, SchedulePlace, SimulatedMessage, StageRows
 from commtrace.trace import schema
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
 
-FORWARD: Final = "F"
-BACKWARD: Final = "B"
-WEIGHTS: Final = "W"
 _OPTIMIZER: Final = "O"
 _SLOW_PHASE: Final = {
     FORWARD: faults.SLOW_FORWARD,
@@ -43,71 +41,15 @@ _BUCKETS: Final = 4
 """Of gradients, if their reduction overlaps the last backwards."""
 
 
-class Action(NamedTuple):
-    """A forward, a backward, or a deferred backward of the weights."""
-
-    letter: str
-    microbatch: int
-    chunk: int = 0
-
-
-def stage_order(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    if schedule == GPIPE:
-        return [Action(letter, number) for letter in (FORWARD, BACKWARD) for number in range(microbatches)]
-    total = microbatches * chunks
-    if schedule == INTERLEAVED:
-        warm_up = min((stages - stage - 1) * 2 + (chunks - 1) * stages, total)
-        forwards = [_interleaved(number, stages, chunks, FORWARD) for number in range(total)]
-        backwards = [_interleaved(number, stages, chunks, BACKWARD) for number in range(total)]
-    else:
-        warm_up = min(stages - stage - 1, total)
-        forwards = [Action(FORWARD, number) for number in range(total)]
-        backwards = [Action(BACKWARD, number) for number in range(total)]
-    order = _one_forward_one_backward(forwards, backwards, warm_up)
-    return _put_off_weights(order, stage) if schedule == ZERO_BUBBLE else order
+def stage_orders(job: Job) -> list[list[Action]]:
+    """Return what each stage does in a step; the part of a backward for the inputs is its backward here."""
+    return [
+        [action._replace(letter=BACKWARD) if action.letter == INPUT else action for action in order]
+        for order in orders(job.order, job.pp, job.microbatches, job.chunks)
+    ]
 
 
-def ideal_step_ns(
-    schedule: str, stages: int, microbatches: int, chunks: int, forward_ns: int, backward_ns: int, weight_ns: int
-) -> int:
-    """Return the length of a step of forwards and backwards alone: (v·m + p − 1)(F + B), ns.
-
-    With at least p microbatches, the bubble of zero-bubble is (p − 1)(F + B − 2W): schedule ZB-H1 of "Zero Bubble
-    Pipeline Parallelism" (ICLR 2024).
-    """
-    work = chunks * microbatches * (forward_ns + backward_ns)
-    hidden = 2 * weight_ns if schedule == ZERO_BUBBLE else 0
-    return work + (stages - 1) * (forward_ns + backward_ns - hidden)
-
-
-def _one_forward_one_backward(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
-    order = forwards[:warm_up]
-    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
-        order += [forward, backward]
-    return order + backwards[len(forwards) - warm_up :]
-
-
-def _interleaved(number: int, stages: int, chunks: int, letter: str) -> Action:
-    """Return the n-th action in Megatron's order: p microbatches per chunk, backwards from the last chunk."""
-    round_, place = divmod(number, stages * chunks)
-    chunk, microbatch = divmod(place, stages)
-    return Action(letter, round_ * stages + microbatch, chunk if letter == FORWARD else chunks - 1 - chunk)
-
-
-def _put_off_weights(order: list[Action], stage: int) -> list[Action]:
-    """Add the backward of the weights, ``stage`` backwards later, the last ones at the end."""
-    late: list[Action] = []
-    full: list[Action] = []
-    for action in order:
-        full.append(action)
-        if action.letter == BACKWARD:
-            late.append(Action(WEIGHTS, action.microbatch, action.chunk))
-            if len(late) > stage:
-                full.append(late.pop(0))
-    return full + late
-
-
-class StepTimes(NamedTuple):
+class SimulatedSteps(NamedTuple):
     """True start and end of each step, shape (steps, ranks)."""
 
     start: Int64
@@ -124,7 +66,7 @@ class Simulated:
     """A job that ran: the rows of every stage, and its steps."""
 
     stages: tuple[StageRows, ...]
-    steps: StepTimes
+    steps: SimulatedSteps
     # By phase (``other`` lies between phases), shape (steps, ranks), ns: devices had nothing queued at both ends of the
     # work between two marks.
     launch_bound_ns: Mapping[str, Int64]
@@ -139,7 +81,7 @@ def simulate(job: Job) -> Simulated:
 class _Sent:
     """A message in flight: the time of each rank's send, and the end of its row, still to be filled in."""
 
-    message: Message
+    message: SimulatedMessage
     start: Int64
     end: Int64
 
@@ -147,14 +89,14 @@ class _Sent:
 class _Simulation:
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._layout = Layout.of(job)
+        self._layout = SimulatedLayout.of(job)
         self._width = self._layout.ranks_per_stage
         self._now = [np.full(self._width, job.start_ns, np.int64) for _ in range(job.pp)]
         self._host = [now.copy() for now in self._now]  # when each host gets to what follows
         self._launch_bound = {phase: np.zeros((job.steps, job.world_size), np.int64) for phase in _LAUNCHED_PHASES}
         self._launch_share = np.full(job.world_size, _LAUNCH)
         self._rows = [StageRows() for _ in range(job.pp)]
-        self._orders = [stage_order(job.order, stage, job.pp, job.microbatches, job.chunks) for stage in range(job.pp)]
+        self._orders = stage_orders(job)
         self._sequence: dict[tuple[int, str], int] = {}
         self._random = np.random.default_rng([job.seed, 1])
         self._step = 0
@@ -162,8 +104,8 @@ class _Simulation:
         self._speed: dict[str, Float64] = {}
         self._uneven = np.ones((job.microbatches, self._width))
         self._wandering = _wandering(job)
-        self._sizes = _Sizes(job)
-        self._reductions: dict[int, list[tuple[Message, int, Int64]]] = {}
+        self._sizes = _MessageSizes(job)
+        self._reductions: dict[int, list[tuple[SimulatedMessage, int, Int64]]] = {}
         self._operations = {
             letter: self._layer_operations(letter) * job.layers_per_chunk for letter in (FORWARD, BACKWARD, WEIGHTS)
         }
@@ -182,10 +124,10 @@ class _Simulation:
             self._finish()
             for stage, begin in enumerate(begins):
                 end = self._instant(stage)
-                self._rows[stage].work(schema.STEP, "step", Place(step, stage=stage), begin, end)
+                self._rows[stage].work(schema.STEP, "step", SchedulePlace(step, stage=stage), begin, end)
             starts.append(np.concatenate([begin.time for begin in begins]))
             ends.append(np.concatenate(self._now))
-        return Simulated(tuple(self._rows), StepTimes(np.stack(starts), np.stack(ends)), self._launch_bound)
+        return Simulated(tuple(self._rows), SimulatedSteps(np.stack(starts), np.stack(ends)), self._launch_bound)
 
     # Hosts and their devices
 
@@ -272,7 +214,7 @@ class _Simulation:
     def _load_data(self) -> None:
         for stage in range(self._job.pp):
             duration = self._jittered(self._job.data_ns, self._width) + self._added(faults.DATA, stage)
-            self._pause(stage, schema.DATA, "data", duration, Place(self._step, stage=stage))
+            self._pause(stage, schema.DATA, "data", duration, SchedulePlace(self._step, stage=stage))
 
     def _added(self, kind: str, stage: int) -> Int64:
         """Return the time that faults of this kind add to a step, ns by rank of a stage."""
@@ -281,7 +223,7 @@ class _Simulation:
             added[list(fault.where)] += round(fault.amount * 1e6)
         return added[stage * self._width : (stage + 1) * self._width]
 
-    def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: Place) -> None:
+    def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: SchedulePlace) -> None:
         begin = self._instant(stage)
         self._wait_for_hosts(stage, duration)
         self._rows[stage].work(kind, name, place, begin, self._instant(stage))
@@ -313,7 +255,7 @@ class _Simulation:
 
     def _act(self, stage: int, action: Action, sent: dict[tuple[str, int, int], _Sent]) -> None:
         job, stages, chunks = self._job, self._job.pp, self._job.chunks
-        place = Place(self._step, action.microbatch, action.chunk, stage)
+        place = SchedulePlace(self._step, action.microbatch, action.chunk, stage)
         virtual = action.chunk * stages + stage
         source = self._source(stage, action)
         if action.letter == FORWARD:  # launched late: until then the lane is idle, without a row
@@ -332,13 +274,15 @@ class _Simulation:
         self._wait_for_hosts(stage, duration)
         self._launch_bound["other"][self._step, own] += np.where(was_empty, duration, 0)
 
-    def _send(self, stage: int, target: int, place: Place) -> _Sent:
-        message = Message("send", "pp", self._next(stage, f"send {target}"), self._sizes.activation, peer=target)
+    def _send(self, stage: int, target: int, place: SchedulePlace) -> _Sent:
+        message = SimulatedMessage(
+            "send", "pp", self._next(stage, f"send {target}"), self._sizes.activation, peer=target
+        )
         start, end = self._now[stage], np.zeros(self._width, np.int64)
         self._rows[stage].communication(place, message, start, end, is_async=True)
         return _Sent(message, start, end)
 
-    def _receive(self, stage: int, source: int, place: Place, sent: _Sent) -> None:
+    def _receive(self, stage: int, source: int, place: SchedulePlace, sent: _Sent) -> None:
         now = self._now[stage]
         pairs = np.arange(self._width)[:, np.newaxis] + np.array([stage, source]) * self._width
         transfer = self._transfer_ns("recv", sent.message.num_bytes, pairs)
@@ -349,15 +293,17 @@ class _Simulation:
         number = self._rows[stage].communication(place, message, now, end, is_async=True)
         self._stall(stage, place, message, number, end)
 
-    def _stall(self, stage: int, place: Place, message: Message, communication: int, end: Int64) -> None:
+    def _stall(
+        self, stage: int, place: SchedulePlace, message: SimulatedMessage, communication: int, end: Int64
+    ) -> None:
         begin = self._instant(stage)
         self._now[stage] = end
         self._rows[stage].stall(place, message, communication, begin, self._instant(stage))
 
-    def _compute(self, stage: int, action: Action, place: Place) -> None:
+    def _compute(self, stage: int, action: Action, place: SchedulePlace) -> None:
         """Run a forward or backward: one interval of work before, between and after its communications."""
         job, begin = self._job, self._instant(stage)
-        split = job.order == ZERO_BUBBLE
+        split = splits_backwards(job.order)
         if action.letter == FORWARD:
             usual, kind, name = job.forward_ns, schema.FORWARD, "forward"
         elif action.letter == BACKWARD:
@@ -385,7 +331,7 @@ class _Simulation:
         wanted += [("ep", "all_to_all"), ("tp", "all_reduce")]
         return [(role, operation) for role, operation in wanted if self._layout.size(role) > 1]
 
-    def _collect_garbage(self, stage: int, action: Action, place: Place) -> None:
+    def _collect_garbage(self, stage: int, action: Action, place: SchedulePlace) -> None:
         """Collect garbage in the forward of the middle microbatch."""
         if action != Action(FORWARD, self._job.microbatches // 2, 0):
             return
@@ -404,12 +350,12 @@ class _Simulation:
         return self._jittered(usual * self._link_factors(members), len(members))
 
     def _collective(
-        self, stage: int, role: str, operation: str, num_bytes: int, place: Place, dtype: str = "bfloat16"
+        self, stage: int, role: str, operation: str, num_bytes: int, place: SchedulePlace, dtype: str = "bfloat16"
     ) -> None:
         members = self._layout.of_stage(role, stage)
         start = self._now[stage]
         end = self._ends(operation, num_bytes, members + stage * self._width, start[members])
-        message = Message(operation, role, self._next(stage, role), num_bytes, dtype)
+        message = SimulatedMessage(operation, role, self._next(stage, role), num_bytes, dtype)
         scattered = np.empty(self._width, np.int64)
         scattered[members] = end
         number = self._rows[stage].communication(place, message, start, scattered)
@@ -432,14 +378,14 @@ class _Simulation:
         end[members] = self._ends(operation, num_bytes, members, start[members])
         for stage in stages:
             own = slice(stage * self._width, (stage + 1) * self._width)
-            place = Place(self._step, stage=stage)
-            message = Message(operation, role, self._next(stage, role), num_bytes, dtype)
+            place = SchedulePlace(self._step, stage=stage)
+            message = SimulatedMessage(operation, role, self._next(stage, role), num_bytes, dtype)
             number = self._rows[stage].communication(place, message, start[own], end[own])
             self._stall(stage, place, message, number, end[own])
 
     # The end of a step
 
-    def _overlap_reduction(self, stage: int, action: Action, place: Place, remaining: Int64) -> None:
+    def _overlap_reduction(self, stage: int, action: Action, place: SchedulePlace, remaining: Int64) -> None:
         """Launch the reduction of gradients, bucket by bucket, during the last stretch of the last backward."""
         job, role = self._job, self._layout.gradients
         last = self._orders[stage][-1]
@@ -452,7 +398,7 @@ class _Simulation:
             end = np.empty(self._width, np.int64)
             num_bytes = self._sizes.gradients // _BUCKETS
             end[members] = self._ends("reduce_scatter", num_bytes, members + stage * self._width, start[members])
-            message = Message("reduce_scatter", role, self._next(stage, role), num_bytes, "float32")
+            message = SimulatedMessage("reduce_scatter", role, self._next(stage, role), num_bytes, "float32")
             number = self._rows[stage].communication(place, message, start, end, is_async=True)
             self._reductions.setdefault(stage, []).append((message, number, end))
             free = end
@@ -460,7 +406,7 @@ class _Simulation:
     def _finish(self) -> None:
         job, sizes, role = self._job, self._sizes, self._layout.gradients
         for stage in range(job.pp):
-            place = Place(self._step, stage=stage)
+            place = SchedulePlace(self._step, stage=stage)
             for message, number, end in self._reductions.pop(stage, []):
                 self._stall(stage, place, message, number, np.maximum(self._now[stage], end))
             if self._layout.size(role) > 1 and not job.overlap_grad_reduce:
@@ -471,7 +417,7 @@ class _Simulation:
         if job.pp * job.tp > 1:
             self._across_stages("mp", "all_reduce", 4, "float32")
         for stage, begin in enumerate(begins):
-            place = Place(self._step, stage=stage)
+            place = SchedulePlace(self._step, stage=stage)
             self._run(
                 stage, "optimizer", self._jittered(job.optimizer_ns * self._speed[_OPTIMIZER][stage], self._width)
             )
@@ -492,7 +438,7 @@ def _wandering(job: Job) -> Float64:
     return np.asarray(np.exp(speed - job.wander**2 / 2))
 
 
-class _Sizes:
+class _MessageSizes:
     """Bytes of a job's communication, from its model: 12 h² parameters per layer, activations of s · h in 16 bits."""
 
     def __init__(self, job: Job) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.errors import ConfigurationError
+from commtrace.schedule import idle_ns
 from commtrace.synth.faults import (
     CAUSES,
     LONG_MICROBATCH,
@@ -25,9 +26,9 @@ from commtrace.synth.faults import (
     UNEVEN_STAGE,
     Fault,
 )
-from commtrace.synth.job import FREE, PERFECT, Clock, Job, Layout
+from commtrace.synth.job import FREE, PERFECT, Job, SimulatedClock, SimulatedLayout
 from commtrace.synth.rows import NAMES, NO_LEAD, ROLES, StageColumns
-from commtrace.synth.simulation import StepTimes, ideal_step_ns, simulate
+from commtrace.synth.simulation import SimulatedSteps, simulate
 from commtrace.trace import schema
 from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
 from commtrace.trace.files.writer import SegmentWriter
@@ -44,8 +45,6 @@ _RECORD_NS: Final = 6_000.0
 _RECORD_SCATTER_NS: Final = 2_000.0
 """How long a device that has nothing queued takes to pass an event, at least, and the scatter of that."""
 
-_SCHEDULE_NAMES: Final = {"interleaved": "interleaved 1f1b"}
-
 _AS_IS: Final = (
     "kind", "name", "lane", "step", "microbatch", "chunk", "stage", "seq", "dtype", "is_async", "id", "stalled_on",
     "timing", "start_exact", "end_exact",
@@ -61,8 +60,8 @@ class Synthetic:
     """The recording of a simulated job, and the truth about it."""
 
     job: Job
-    _layout: Layout
-    _steps: StepTimes
+    _layout: SimulatedLayout
+    _steps: SimulatedSteps
     _stages: tuple[StageColumns, ...]
     _group_ids: Int64
     _launch_bound_ns: Mapping[str, Int64]
@@ -114,7 +113,7 @@ class Synthetic:
             "coordinates": self._layout.coordinates(rank),
             "parallel": self._layout.parallel(),
             "framework": {"name": "megatron-core", "version": "synthetic"},
-            "schedule": _SCHEDULE_NAMES.get(self.job.order, self.job.order),
+            "schedule": self.job.order,
             "stages": self.job.pp,
             "chunks": self.job.chunks,
             "microbatches": self.job.microbatches,
@@ -141,7 +140,7 @@ class Synthetic:
             anchor=self._anchors(rank)[0],
         )
 
-    def _clock(self, rank: int) -> Clock:
+    def _clock(self, rank: int) -> SimulatedClock:
         return self.job.clocks.get(self._layout.host(rank), PERFECT)
 
     def _anchors(self, rank: int) -> tuple[ClockAnchor, ...]:
@@ -199,7 +198,7 @@ class Synthetic:
 def synthesize(job: Job) -> Synthetic:
     """Simulate a job."""
     simulated = simulate(job)
-    layout = Layout.of(job)
+    layout = SimulatedLayout.of(job)
     ids = np.full((len(ROLES), job.world_size), -1, np.int64)
     for role in layout.members:
         ids[ROLES.index(role)] = layout.group_ids(role)
@@ -207,7 +206,7 @@ def synthesize(job: Job) -> Synthetic:
     return Synthetic(job, layout, simulated.steps, stages, ids, simulated.launch_bound_ns)
 
 
-def _truth(job: Job, layout: Layout, steps: StepTimes, mean_without: int) -> dict[str, Any]:
+def _truth(job: Job, layout: SimulatedLayout, steps: SimulatedSteps, mean_without: int) -> dict[str, Any]:
     start, end, mean = steps.start.min(axis=1), steps.end.max(axis=1), steps.mean_ns
     numbers = range(len(job.faults))
     means_without_one = [mean_without] if len(numbers) == 1 else [_mean_step_ns(_without(job, one)) for one in numbers]
@@ -220,9 +219,7 @@ def _truth(job: Job, layout: Layout, steps: StepTimes, mean_without: int) -> dic
             for step, (begin, last) in enumerate(zip(start, end, strict=True))
         ],
         "ideal": {
-            "pipeline_ns": ideal_step_ns(
-                job.order, job.pp, job.microbatches, job.chunks, job.forward_ns, job.backward_ns, job.weight_ns
-            ),
+            "pipeline_ns": _ideal_pipeline_ns(job),
             "step_without_faults_ns": mean_without,
             "step_without_faults_and_jitter_ns": _mean_step_ns(_exact(job)),
             "step_without_communication_ns": _mean_step_ns(replace(_exact(job), network=FREE)),
@@ -241,13 +238,19 @@ def _truth(job: Job, layout: Layout, steps: StepTimes, mean_without: int) -> dic
     }
 
 
+def _ideal_pipeline_ns(job: Job) -> int | None:
+    """Return the forwards and backwards of a step and the bubble by formula; None where no formula holds."""
+    idle = idle_ns(job.order, job.pp, job.forward_ns, job.backward_ns, job.weight_ns)
+    return None if idle is None else job.chunks * job.microbatches * (job.forward_ns + job.backward_ns) + idle
+
+
 def _place(fault: Fault) -> str:
     if fault.kind in (SLOW_LINK, SLOW_SEND) and len(fault.where) == 1:
         return "ranks"  # all links of a rank
     return PLACES.get(fault.kind, "ranks")
 
 
-def _guilty(job: Job, layout: Layout, fault: Fault) -> list[int]:
+def _guilty(job: Job, layout: SimulatedLayout, fault: Fault) -> list[int]:
     """Return the ranks of a fault: both ends of a link, all of a host, stage or replica; none if it moves."""
     if fault.kind in (SEQUENCE_IMBALANCE, LONG_MICROBATCH) and len(fault.where) < 2:
         return []
@@ -275,7 +278,7 @@ def _host(job: Job, host: int) -> dict[str, object]:
     return {
         "node": _node(host),
         "ranks": list(range(first, min(first + job.gpus_per_host, job.world_size))),
-        "clock": {name: getattr(clock, name) for name in Clock.__slots__},
+        "clock": {name: getattr(clock, name) for name in SimulatedClock.__slots__},
     }
 
 

@@ -127,13 +127,13 @@ def test_counters_live_as_long_as_the_calls_that_have_a_number_of_them(core: Bar
 def test_codes_are_those_of_the_schema(core: BareCore) -> None:
     folder = Path(__file__).parents[2] / "commtrace" / "_native"
     names = ("MODULE", "COLLECTIVE", "P2P", "STALL", "COMPUTE", "COMMUNICATION", "HOST_TIMING", "CUDA_EVENT_TIMING")
-    names += ("UNKNOWN_LEAD", "SYNCHRONIZED_LEAD", "LEAST_LEAD_US", "MOST_LEAD_US")
+    leads = ("UNKNOWN_LEAD", "SYNCHRONIZED_LEAD", "LEAST_LEAD_US", "MOST_LEAD_US")
     declared = re.findall(
         r"\b([A-Z_0-9]+) = (-?\d+)", (folder / "core.h").read_text() + (folder / "rows.c").read_text()
     )
 
-    assert {name: int(code) for name, code in declared if name in names} == {
-        name: getattr(schema, name) for name in names
+    assert {name: int(code) for name, code in declared if name in (*names, *leads)} == {
+        name: getattr(schema, name) for name in (*names, *leads)
     }
     limits = re.findall(r"static const int64_t ([A-Z_]+) = (\d+);", (folder / "marks.c").read_text())
     assert {name: int(value) for name, value in limits if hasattr(clock, name)} == {

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from commtrace.schedule import WRITTEN
 from commtrace.synth import FREE, Job, synthesize
-from commtrace.synth.simulation import stage_order
+from commtrace.synth.simulation import stage_orders
 
 
-def _exact(**settings: object) -> Job:
-    exact = {"optimizer_ns": 0, "data_ns": 0, "jitter": 0.0, "end_scatter_ns": 0, "network": FREE, "steps": 1}
-    return Job(**{**exact, "forward_ns": 1, "backward_ns": 2, "layers": 16, **settings})  # type: ignore[arg-type]
+def _exact(**settings: Any) -> Job:
+    exact: dict[str, Any] = {
+        "optimizer_ns": 0,
+        "data_ns": 0,
+        "jitter": 0.0,
+        "end_scatter_ns": 0,
+        "network": FREE,
+        "steps": 1,
+    }
+    return Job(**{**exact, "forward_ns": 1, "backward_ns": 2, "layers": 16, **settings})
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "expected"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])
@@ -33,12 +43,11 @@ def test_put_off_weights_shorten_the_bubble(stages: int, microbatches: int) -> N
     assert synthesize(job).truth["steps"][0]["duration_ns"] == 30 * microbatches + 10 * (stages - 1)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
+@pytest.mark.parametrize("schedule", WRITTEN)
 def test_every_stage_does_all_of_its_work_once(schedule: str) -> None:
-    chunks = 2 if schedule == "interleaved" else 1
-    for stage in range(4):
-        order = stage_order(schedule, stage, 4, 8, chunks)
-        letters = "FBW" if schedule == "zero-bubble" else "FB"
+    chunks = 1 if schedule in ("gpipe", "1f1b", "zb1p") else 2
+    for order in stage_orders(_exact(pp=4, microbatches=8, schedule=schedule, chunks=chunks)):
+        letters = "FBW" if "z" in schedule else "FB"
         everything = {(letter, number, chunk) for letter in letters for number in range(8) for chunk in range(chunks)}
 
         assert sorted(order) == sorted(everything)

@@ -17,7 +17,6 @@ import numpy as np
 from commtrace.analysis.replay.scenarios import PromptLaunches, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.statistics import Float64
-from commtrace.analysis.stragglers.advice import LAUNCH_BOUND_JOB
 from commtrace.analysis.stragglers.costs import cost_of, gpu_hours_per_day, stands_out
 from commtrace.analysis.stragglers.limits import (
     LATER_THAN_OTHERS,
@@ -27,8 +26,9 @@ from commtrace.analysis.stragglers.limits import (
     MOST_OF_PHASE,
     MOST_OF_WINDOWS,
 )
-from commtrace.analysis.stragglers.verdict import JOB, PHASES, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import CAUSES, JOB, advice
 from commtrace.trace.spans import Bool
 
 LATE: Final = "host"
@@ -40,7 +40,7 @@ _KINDS: Final = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZE
 class Launches(NamedTuple):
     """How some ranks that are slow launch their work, compared with their peers; medians over the steps."""
 
-    phase: str  # of PHASES; empty: all of them together
+    phase: str  # a cause that is one; empty: all of them together
     share: float  # of the work, launch-bound: the least of the ranks
     peers_share: float
     excess_ns: float  # launch-bound time per step beyond that of the peers: the least of the ranks
@@ -54,7 +54,7 @@ class Launches(NamedTuple):
 
     def sentence(self, ranks: Collection[int]) -> str:
         """Return the evidence; empty if neither a late host nor a slow device is evident."""
-        work = f"{PHASES[self.phase]}s" if self.phase else "work"
+        work = f"{CAUSES[self.phase].phase}s" if self.phase else "work"
         whose, device, host = ("its", "its device", "host") if len(ranks) == 1 else ("their", "their devices", "hosts")
         if self.are_late:
             launch = "launches" if len(ranks) == 1 else "launch"
@@ -139,7 +139,7 @@ def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> 
         gpu_hours_per_day=gpu_hours_per_day(work, cost.share),
         persistence=cost.persistence,
         evidence=_evidence_of_job(work, float(np.median(share)), most.ms - gaps.ms if has_gaps else None),
-        next_step=LAUNCH_BOUND_JOB,
+        next_step=advice(LATE, 0, JOB),
         since_step=cost.first_step,
         cost_is_bound=not has_gaps,
     )

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
-from commtrace.analysis.stragglers.advice import NOW_AND_THEN, next_step
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, total_cost
 from commtrace.analysis.stragglers.evidence import (
     THROTTLED,
@@ -27,9 +26,10 @@ from commtrace.analysis.stragglers.evidence import (
 from commtrace.analysis.stragglers.late_hosts import LATE, launches_of, least
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
-from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
-from commtrace.analysis.stragglers.verdict import PHASES, RANKS, Member, Verdict
+from commtrace.analysis.stragglers.slow_ranks import SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
+from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import CAUSES, MEANT, NOW_AND_THEN, RANKS, advice
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -254,7 +254,7 @@ def _verdict(
     devices = [] if is_rare else [device_evidence(run, member.rank, when) for member in members]
     cause = _cause(found.work, members, devices)
     slow = {one.rank for one in found.slow}
-    compared = cause in ("compute", LATE, *PHASES) and not is_rare
+    compared = (cause in ("compute", LATE) or CAUSES[cause].phase) and not is_rare
     launches = least(launches_of(found.work, member.rank, slow) for member in members) if compared else None
     persistence = cost.cost.persistence if is_rare or len(members) > 1 else first.persistence
     in_few_steps = is_rare and cost.cost.when.is_rare
@@ -276,7 +276,7 @@ def _verdict(
             devices[0] if devices else None,
             launches,
         ),
-        next_step=NOW_AND_THEN if first.beyond == SELDOM else next_step(cause, len(members), key.place),
+        next_step=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
         occurrence=cost.cost.when.describe() if in_few_steps else "",
         members=tuple(
             Member(

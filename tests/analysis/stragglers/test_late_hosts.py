@@ -9,7 +9,7 @@ import pytest
 from commtrace.analysis.stragglers.search import Findings
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, Synthetic, synthesize
-from tests.analysis.stragglers.test_slow_sets import judged
+from tests.analysis.stragglers.judged_jobs import judged
 
 
 def causes(findings: Findings) -> list[tuple[tuple[int, ...], str]]:

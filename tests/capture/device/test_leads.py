@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -104,10 +105,11 @@ def test_a_phase_and_a_stall_have_the_leads_of_their_marks_and_a_communication_h
     nccl = SimulatedNccl(job.cuda)
     nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
     nccl.duration_ns = 2 * MILLISECOND
+    world_group: Any = dist.group.WORLD
     with job.recording.capturing():
         job.cuda.current_stream().run(3 * MILLISECOND)
         span = job.recording.tracer.enter(schema.FORWARD, "forward")
-        dist.group.WORLD.allreduce([tensor(32)], options(False))
+        world_group.allreduce([tensor(32)], options(False))
         job.recording.tracer.leave(span)
         job.cuda.advance(10 * MILLISECOND)
 

@@ -64,7 +64,7 @@ def test_a_failure_of_it_reaches_nobody(job: Job) -> None:
         raise ValueError("ours")
 
     cuda = Torch()
-    part = Synchronizations(job.recording.tracer, SimpleNamespace(synchronized=fails), cuda)  # type: ignore[arg-type]
+    part = Synchronizations(job.recording.tracer, SimpleNamespace(synchronized=fails), cuda)
     part.install()
 
     assert cuda.synchronize() == "waited"

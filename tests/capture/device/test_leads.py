@@ -11,26 +11,9 @@ import torch.distributed as dist
 from commtrace.capture.device.clock import LONGEST_RECORD_NS, WIDEST_BRACKET_NS
 from commtrace.capture.records import lead_of
 from commtrace.trace import schema
-from tests.capture.recording import Recording
-from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
+from tests.capture.device.marked_job import Job
+from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
-
-
-class Job:
-    """Rank 0, whose compute stream is torch's default one."""
-
-    def __init__(self) -> None:
-        self.cuda = SimulatedCuda()
-        self.recording = Recording(cuda=self.cuda)
-        clock = self.recording.device_clock
-        assert clock is not None
-        self.clock = clock
-
-    def lead_us(self, mark: object) -> int:
-        self.cuda.advance(MILLISECOND)
-        self.clock.refresh()
-        assert self.clock.resolve(mark) is not None
-        return lead_of(mark)
 
 
 @pytest.fixture

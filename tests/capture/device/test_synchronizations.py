@@ -9,7 +9,7 @@ import pytest
 
 from commtrace.capture.device.synchronizations import Synchronizations
 from commtrace.trace import schema
-from tests.capture.device.test_leads import Job
+from tests.capture.device.marked_job import Job
 
 
 class Torch:

@@ -14,6 +14,7 @@ import numpy as np
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.analysis.prediction.durations import Durations, overlapping
+from commtrace.analysis.prediction.pipeline_graph import places_in_a_loop
 from commtrace.analysis.prediction.recorded_steps import LaneTimes, RecordedSteps, lane_times
 from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.program import stage_of
@@ -278,18 +279,12 @@ def _places(
     run: Run, ranks: Sequence[int], pipelines: Sequence[Sequence[int]], chunks: int
 ) -> dict[tuple[int, int], int]:
     """Return the position along the model of each chunk: as the framework says, else in a loop over the stages."""
-    places = {}
+    places = places_in_a_loop(len(pipelines[0]), chunks)
     for stage, index in enumerate(pipelines[0]):
         named = run.ranks[ranks[index]].topology.get("stage_indices", [])
-        for chunk in range(chunks):
-            in_a_loop = chunk * len(pipelines[0]) + stage
-            places[stage, chunk] = int(named[chunk]) if len(named) == chunks else in_a_loop
+        if len(named) == chunks:
+            places |= {(stage, chunk): int(place) for chunk, place in enumerate(named)}
     return places
-
-
-def places_in_a_loop(stages: int, chunks: int) -> dict[tuple[int, int], int]:
-    """Return the position along the model of each chunk, by stage and chunk: chunk after chunk over all stages."""
-    return {(stage, chunk): chunk * stages + stage for stage in range(stages) for chunk in range(chunks)}
 
 
 def _letter(kind: int, name: str) -> str:

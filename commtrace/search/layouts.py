@@ -113,7 +113,7 @@ def search_layouts(
         limits_ns = [_tie_ns(predictor, fastest[is_measured])] if is_measured in fastest else []
         if limits_ns and len(predictions) >= top:
             limits_ns.append(predictions[top - 1].time.step_ns)
-            if bound_ns + predictor.rest_ns > max(limits_ns):
+            if bound_ns + max(predictor.rest_ns, 0) > max(limits_ns):
                 continue
         try:
             prediction = predictor.predict(layout)

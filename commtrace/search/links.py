@@ -82,6 +82,11 @@ class Links:
         factor = bus_factor(traffic.operation, traffic.group_size)
         return traffic.tensor_bytes * factor / found.gbps
 
+    def borrowing_otherwise(self, place: Place) -> tuple[Links, ...]:
+        """Return links in which this role, which borrows one, has the slowest and the fastest of the same reach."""
+        others = [one.gbps for where, one in self.bandwidths.items() if where.between_nodes == place.between_nodes]
+        return tuple(self.with_given({place: gbps}, self.baseline) for gbps in sorted({min(others), max(others)}))
+
     def _own(self, place: Place) -> Bandwidth | None:
         places = (Place(role, place.between_nodes) for role in _names(place.role))
         return next((self.bandwidths[one] for one in places if one in self.bandwidths), None)

@@ -61,7 +61,7 @@ def changed_work(
     """
     table = _Table.of(parts, changes, lengths)
     if order is None:
-        busy = [table.ns(action, parts.chunks) for action in parts.actions]
+        busy = [table.ns(table.split(action), parts.chunks) for action in parts.actions]
         return LaneWork(parts.actions, np.array(busy, np.int64), parts.gap_ns, parts.actions)
     busy = [table.ns(action, chunks) for action in order]
     letters = [action.letter for action in order]
@@ -128,6 +128,11 @@ class _Table:
             return of_letter[action.letter]
         whole = self._share(self.backward, action, chunks)
         return whole - of_letter[WEIGHTS] if action.letter == INPUT else whole
+
+    def split(self, action: Action) -> Action:
+        """Return a recorded action; a backward beside which its weights' part was recorded is that of the inputs."""
+        is_part = action.letter == BACKWARD and WEIGHTS in self.recorded[action.microbatch, action.chunk]
+        return action._replace(letter=INPUT) if is_part else action
 
     def template(self, action: Action) -> Action:
         """Return the recorded action that this one stands for."""

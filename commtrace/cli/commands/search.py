@@ -9,8 +9,9 @@ from typing import Annotated, Final
 
 import typer
 
-from commtrace.analysis.chain import analyse
 from commtrace.analysis.communication.baseline import read_baseline
+from commtrace.analysis.prediction.predict import StepModel, steps_drawn
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.aceso import predict_aceso, search_profile
 from commtrace.cli.arguments import STEPS_HELP, JsonOption, given_memory_gib
 from commtrace.cli.found_layouts import print_search, search_json
@@ -124,10 +125,12 @@ def search(
         raise ConfigurationError("--output writes a configuration of Aceso: it needs a folder of Aceso's profiles")
     _check_run_first(measured, job or ())
     given = dict(given_bandwidths(bandwidth or ()))
-    analysis = analyse(measured, steps)
-    world_size = max(trace.metadata.world_size for trace in analysis.recorded.ranks.values())
-    model, layout, notes = _job(job, world_size) if job else recorded_job(analysis.recorded)
-    costs = measure_costs(analysis, model, layout)
+    run = open_run(measured, steps)
+    recorded = run.recorded
+    world_size = max(trace.metadata.world_size for trace in recorded.ranks.values())
+    model, layout, notes = _job(job, world_size) if job else recorded_job(recorded)
+    drawn = run.read_steps(steps_drawn(run.steps.used, len(run.aligned.ranks)))
+    costs = measure_costs(StepModel.observed(drawn), model, layout)
     links = costs.links.with_given(given, None if baseline is None else read_baseline(baseline))
     predictor = Predictor(costs, gpus_per_node or costs.gpus_per_node, links)
     sequences = global_batch or layout.microbatch * layout.microbatches * layout.dp

@@ -16,7 +16,7 @@ from commtrace.analysis.prediction.pipeline_graph import PipelineGraph, pipeline
 from commtrace.schedule import BACKWARD, FORWARD, default_schedule, orders
 from commtrace.trace.spans import Int64
 
-_SHAPES_KEPT: Final = 64
+_SHAPES_KEPT: Final = 128
 
 PAIRS: Final = tuple((before, after) for before in (FORWARD, BACKWARD) for after in (FORWARD, BACKWARD))
 """What may follow what on a stage."""

@@ -221,12 +221,17 @@ class Predictor:
         """Yield what the step moves by if each borrowed bandwidth is the slowest or the fastest of the same reach."""
         for role in assumptions.borrowed_roles:
             reach = self._reaches_over_nodes(layout, role)
-            moved = [
-                abs(replace(self, links=links, _parts={})._time(layout).step_ns - step_ns)
-                for links in self.links.borrowing_otherwise(Place(role, reach))
+            others = [
+                replace(self, links=links, _parts={}) for links in self.links.borrowing_otherwise(Place(role, reach))
             ]
-            if moved:
-                yield Spread(f"bandwidth of {role}", max(moved))
+            if not others:
+                continue
+            if role in _NOT_IN_A_LAYER and role != "pp":
+                own_ns = self._gradients_ns(layout)
+                yield Spread(f"bandwidth of {role}", max(abs(each._gradients_ns(layout) - own_ns) for each in others))
+            else:
+                moved = max(abs(each._time(layout).step_ns - step_ns) for each in others)
+                yield Spread(f"bandwidth of {role}", moved)
 
     def assumed(self, layout: Layout) -> tuple[str, ...]:
         """Return in words what the run did not measure of a layout."""

@@ -25,16 +25,13 @@ from commtrace.errors import ConfigurationError
 from commtrace.schedule import BACKWARD, FORWARD, WEIGHTS, Action
 from commtrace.trace.spans import Int64
 
-_NODES_OF_ACTION = 3
-"""When the stage is free for it, its begin, its end."""
-
 
 @dataclass(frozen=True)
 class PipelineGraph:
     """The dependencies of one pipeline; actions are numbered stage by stage, in their order.
 
-    Node 0 of a stage is its start; three nodes of each action follow. Edges: for each action the time before it, its
-    wait and its work; then a message for each input from another stage; then what an action needs of its own stage.
+    A stage has a node for its start, and one for the end of each action. Edges lead to an action from the one before,
+    and from those that it needs, the messages first.
     """
 
     actions: tuple[Action, ...]
@@ -42,22 +39,23 @@ class PipelineGraph:
     first_action: Int64  # of each stage, and the number of all
     source: Int64
     target: Int64
+    needs: Int64  # of each edge beyond those of the order: the action that needs something
     receiver: Int64  # of each message: the action that needs it
     sender: Int64  # of each message: the action that made it
 
     @property
     def num_nodes(self) -> int:
-        return _NODES_OF_ACTION * len(self.actions) + len(self.first_action) - 1
+        return len(self.actions) + len(self.first_action) - 1
 
     @property
-    def free(self) -> Int64:
-        """Return the node at which its stage is free for each action."""
-        return _NODES_OF_ACTION * np.arange(len(self.actions)) + self.stage + 1
+    def end(self) -> Int64:
+        """Return the node of each action: its end. One before it is the end of the action before, or the start."""
+        return np.arange(len(self.actions)) + self.stage + 1
 
     @property
     def last(self) -> Int64:
         """Return the last node of each stage."""
-        return _NODES_OF_ACTION * self.first_action[1:] + np.arange(len(self.first_action) - 1)
+        return self.first_action[1:] + np.arange(len(self.first_action) - 1)
 
     def weights(
         self,
@@ -78,24 +76,21 @@ class PipelineGraph:
             receives_early: Messages are received while their receiver works, so that it need not ask first.
         """
         count, messages = len(self.actions), len(self.receiver)
-        weights = np.zeros(len(self.source), np.int64)
-        weights[:count], weights[2 * count : 3 * count] = gap_ns, busy_ns
-        weights[3 * count : 3 * count + messages] = np.add(send_delay_ns, transfer_ns)
+        busy = np.asarray(busy_ns, np.int64)
+        wait = np.array(gap_ns, np.int64)
         if not receives_early:
-            np.maximum.at(weights, count + self.receiver, np.broadcast_to(transfer_ns, messages))
+            wait[self.receiver] += np.maximum(transfer_ns, 0)
+        weights = np.concatenate([wait + busy, busy[self.needs]])
+        weights[count : count + messages] += np.add(send_delay_ns, transfer_ns)
         return weights
 
     @cached_property
     def _replay(self) -> ReplayGraph:
         return ReplayGraph.from_edges(self.num_nodes, self.source, self.target)
 
-    def times(self, weights: Int64) -> Int64:
-        """Return the instant of every node, ns from the common start of all stages."""
-        return self._replay.times(weights)
-
     def phase_ns(self, weights: Int64) -> int:
         """Return the time from the common start to the end of the last action of any stage."""
-        return int(self.times(weights)[self.last].max())
+        return int(self._replay.times(weights)[self.last].max())
 
 
 def places_in_a_loop(stages: int, chunks: int) -> dict[tuple[int, int], int]:
@@ -121,15 +116,15 @@ def pipeline_graph(
     if places is None:
         places = places_in_a_loop(len(orders), 1 + max(action.chunk for action in actions))
     own, message = _inputs(actions, stage.tolist(), places)
-    number = np.arange(len(actions))
-    free = _NODES_OF_ACTION * number + stage + 1
-    begin, end = free + 1, free + 2
+    end = np.arange(len(actions)) + stage + 1
+    needed = np.concatenate([message, own])
     return PipelineGraph(
         actions=actions,
         stage=stage,
         first_action=first,
-        source=np.concatenate([free - 1, free, begin, end[message[:, 0]], end[own[:, 0]]]),
-        target=np.concatenate([free, begin, end, begin[message[:, 1]], begin[own[:, 1]]]),
+        source=np.concatenate([end - 1, end[needed[:, 0]]]),
+        target=np.concatenate([end, end[needed[:, 1]]]),
+        needs=needed[:, 1],
         receiver=message[:, 1],
         sender=message[:, 0],
     )

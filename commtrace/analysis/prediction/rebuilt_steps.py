@@ -6,7 +6,7 @@ replayed as recorded, joined across ranks, from the instant at which each rank g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -181,7 +181,7 @@ def rebuild_steps(
     edges = _Edges(len(recorded.lanes.node_piece) + recorded.joins.count)
     places = parts.places if chunks == parts.chunks else places_in_a_loop(parts.stages, chunks)
     graphs: dict[tuple[tuple[Action, ...], ...], PipelineGraph] = {}
-    free: dict[tuple[int, int], Int64] = {}  # nodes of the actions, by index of the rank and of the step
+    nodes: dict[tuple[int, int], Int64] = {}  # of the ends of actions, by index of the rank and of the step
     ends: dict[tuple[int, int], int] = {}
     for step in range(steps):
         for pipeline in parts.pipelines:
@@ -189,7 +189,7 @@ def rebuild_steps(
             graph = graphs.get(orders) or graphs.setdefault(orders, pipeline_graph(orders, places))
             first_node = edges.add_all(graph, _weights(graph, pipeline, step, parts, work, transfer_ns))
             for stage, rank in enumerate(pipeline):
-                free[rank, step] = first_node + graph.free[graph.stage == stage]
+                nodes[rank, step] = first_node + graph.end[graph.stage == stage]
                 ends[rank, step] = first_node + int(graph.last[stage])
     tail = _Tail.of(recorded, parts)
     tail.connect(edges, recorded, durations, ends)
@@ -198,12 +198,16 @@ def rebuild_steps(
     times[tail.last_before] = times[end_of] - work_between(
         worked_before(durations.piece_ns), recorded.lanes.node_piece[tail.last_before], tail.cut_piece[tail.last_before]
     )
-    ranks = recorded.lanes.last_node.shape[0]
+    ranks = range(recorded.lanes.last_node.shape[0])
+
+    def of_all(instants: Callable[[Int64, LaneWork], Int64]) -> tuple[tuple[Int64, ...], ...]:
+        return tuple(tuple(instants(nodes[rank, step], work[rank][step]) for step in range(steps)) for rank in ranks)
+
     return RebuiltSteps(
         times=times,
-        begin=tuple(tuple(times[free[rank, step] + 1] for step in range(steps)) for rank in range(ranks)),
-        ready=tuple(tuple(times[free[rank, step]] for step in range(steps)) for rank in range(ranks)),
-        phase_ns=np.asarray(times[end_of].reshape(ranks, steps).max(axis=0)),
+        begin=of_all(lambda end, lane: times[end] - lane.busy_ns),
+        ready=of_all(lambda end, lane: times[end - 1] + lane.gap_ns),
+        phase_ns=np.asarray(times[end_of].reshape(len(ranks), steps).max(axis=0)),
         step_ns=np.asarray(times[recorded.lanes.last_node].max(axis=0)),
     )
 

@@ -18,7 +18,7 @@ from tests.history.factory import live, write_monitor
 def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:
     fields: dict[str, Any] = {
         "rank": 1, "host": "beta", "place": "ranks", "cause": cause, "who": "rank 1 on beta", "cost_ms_per_step": cost,
-        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "",
+        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "", "share_of_step": 0.1,
     }  # fmt: skip
     return Verdict(**{**fields, **changes})
 
@@ -33,8 +33,8 @@ def test_the_costliest_is_kept_first() -> None:
     assert found == RunVerdict(
         "analysis", "summary", 2, 9, 7,
         (
-            Named("rank 1 on beta", "ranks", "data", 2.0, "", (1,), ("beta",)),
-            Named("rank 1 on beta", "ranks", "compute", 1.0, "", (1,), ("beta",)),
+            Named("rank 1 on beta", "ranks", "data", 2.0, "", (1,), ("beta",), 0.1),
+            Named("rank 1 on beta", "ranks", "compute", 1.0, "", (1,), ("beta",), 0.1),
         ),
     )  # fmt: skip
     assert found.hosts == ("beta",)

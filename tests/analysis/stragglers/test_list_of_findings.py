@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.stragglers.list_of_findings import list_findings
 from commtrace.cli.main import app
 from commtrace.synth import Fault, Job
-from tests.analysis.stragglers.test_lost_time import analysed
+from tests.analysis.stragglers.analysed_jobs import analysed
 
 FAULTS = {
     "nothing": (),

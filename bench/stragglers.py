@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from straggler_cases import MS, Case, cases, clean, format_numbers, hidden
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
@@ -53,11 +52,14 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepExtras, StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.synth import Synthetic, synthesize
-from commtrace.synth.simulation import StepTimes, simulate
+from commtrace.synth.simulation import SimulatedSteps, simulate
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.straggler_cases import MS, Case, cases, clean, format_numbers, hidden
 
 NAN: Final = float("nan")
 WINDOW_SECONDS: Final = 4.0
@@ -144,7 +146,7 @@ class Truth:
 
     def __init__(self, made: Synthetic) -> None:
         self._made = made
-        self._steps_of: dict[frozenset[int], StepTimes] = {}
+        self._steps_of: dict[frozenset[int], SimulatedSteps] = {}
         self._all = frozenset(range(len(made.job.faults)))
         self._ranks = [frozenset(fault["ranks"]) for fault in made.truth["faults"]]
         self.ranks = frozenset().union(*self._ranks)

@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
-import straggler_cases
-import stragglers as bench
 
-from commtrace.analysis.stragglers.verdict import format_cause
+from bench import straggler_cases
+from bench import stragglers as bench
+from commtrace.findings.causes import format_cause
 from commtrace.synth import synthesize
 
 

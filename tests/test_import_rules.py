@@ -14,10 +14,11 @@ from typing import Final
 from commtrace.cli.main import COMMANDS
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.search.test_aceso import configuration, small_profile
+from tests.interchange.aceso.aceso_files import configuration, small_profile
 from tests.trace.rows import mark, row, steps, write_rank
 
-PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"
+TESTS: Final = Path(__file__).resolve().parent
+PACKAGE: Final = TESTS.parent / "commtrace"
 
 BASE: Final = frozenset({"errors", "config", "trace"})
 
@@ -56,26 +57,29 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "integrations": BASE | {"capture", "recorder", "installation", "schedule"},
     "session": BASE
     | {"agreement", "process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
-    "live": BASE | {"analysis"},
+    "live": BASE | {"analysis", "findings"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
+    # what is said of a run, whoever found it
+    "findings": frozenset({"trace"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
-    "analysis": frozenset({"errors", "schedule", "trace"}),
+    "analysis": frozenset({"errors", "findings", "schedule", "trace"}),
     "tables": frozenset({"trace", "analysis"}),
     "plots": frozenset({"errors", "trace", "analysis"}),
     "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
-    "top": frozenset({"deadline", "errors", "trace", "analysis", "redaction"}),
-    "history": frozenset({"errors", "trace", "analysis"}),
-    "importers": frozenset({"errors", "trace"}),
+    "top": frozenset({"deadline", "errors", "trace", "analysis", "findings", "redaction"}),
+    "history": frozenset({"errors", "trace", "analysis", "findings"}),
     "synth": frozenset({"errors", "schedule", "trace"}),
     # before a run
     "planning": frozenset({"errors", "schedule", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
     "search": frozenset({"errors", "schedule", "trace", "analysis", "planning"}),
+    # the files of other systems: nothing that serves everybody is built on them
+    "interchange": frozenset({"errors", "schedule", "trace", "analysis", "planning", "search"}),
     "exporters": BASE
-    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "planning", "deadline"},
-    "viewer": frozenset({"errors", "trace", "analysis", "planning"}),
+    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "deadline"},
+    "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
     "cli": BASE
     | {
         "",
@@ -85,10 +89,11 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "launchers",
         "side_process",
         "analysis",
+        "findings",
         "history",
         "live",
         "top",
-        "importers",
+        "interchange",
         "plots",
         "synth",
         "planning",
@@ -111,8 +116,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "byte_sizes", "schedule", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "search", "live", "top",
-    "viewer", "cli", "_native", "", "__main__",
+    "findings", "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning", "search",
+    "live", "top", "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip
 
 
@@ -315,6 +320,29 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000
     assert (tmp_path / "trace").stat().st_size > 100
+
+
+def test_no_module_of_tests_imports_another_one() -> None:
+    """What several of them need has a module of its own, which says by its name what is in it."""
+    wrong = [
+        (str(path.relative_to(TESTS.parent)), module)
+        for folder in (TESTS, TESTS.parent / "bench")
+        for path in sorted(folder.rglob("*.py"))
+        for module in _imported_by(path)
+        if module.startswith(("tests.", "bench.")) and any(part.startswith("test_") for part in module.split("."))
+    ]
+
+    assert wrong == []
+
+
+def _imported_by(path: Path) -> Iterator[str]:
+    """What a source imports, absolute: modules, and names of them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, path
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_named_tuples_have_no_other_base() -> None:

@@ -10,17 +10,15 @@ from typing import Annotated, Final
 import msgspec
 
 from commtrace.analysis.hangs.job_end import Count
-from commtrace.analysis.stragglers.verdict import RANKS, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.errors import TraceFormatError
+from commtrace.findings.causes import OF_DIVISION, RANKS
 from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Time
 from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_file
 
 ANALYSIS: Final = "analysis"
 MONITOR: Final = "monitor"
 """Sources of verdicts: a command that read the whole run, or the monitor during the run."""
-
-OF_NO_HOST: Final = frozenset({"stage_imbalance", "sequence_length_imbalance"})
-"""Causes in the division of work: the host of the slowest rank is only where they show."""
 
 _MOST_RANKS: Final = 64
 _MOST_HOSTS: Final = 256
@@ -43,6 +41,7 @@ class Named:
     occurrence: str = ""  # the steps, if only few
     ranks: tuple[int, ...] = ()  # slowest first, at most 64
     hosts: tuple[str, ...] = ()  # empty if the cause is in the division of work, or moves between ranks
+    share_of_step: float | None = None  # the cost, of the mean step; None if the monitor named it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,7 @@ def verdict_of_analysis(
             one.occurrence,
             one.ranks[:_MOST_RANKS],
             _hosts(one.cause, [one.host, *(member.host for member in one.members)]),
+            one.share_of_step,
         )
         for one in verdicts
     ]
@@ -170,7 +170,7 @@ def _events(path: Path) -> Iterator[_Straggler]:
 
 
 def _hosts(cause: str, hosts: Iterable[str]) -> tuple[str, ...]:
-    if cause in OF_NO_HOST:
+    if cause in OF_DIVISION:
         return ()
     return tuple(dict.fromkeys(filter(None, hosts)))[:_MOST_HOSTS]
 

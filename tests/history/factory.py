@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.analysis.hangs.job_end import ENDED
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.history.facts import RunFacts
-from commtrace.history.store import Entry
+from commtrace.history.store import StoredRun
 from commtrace.history.verdicts import ANALYSIS, Named, RunVerdict
 from tests.trace.rows import mark, steps, write_rank
 
@@ -53,9 +54,9 @@ def verdict(*found: Named, source: str = ANALYSIS, **changes: Any) -> RunVerdict
     return RunVerdict(source=source, named=found, **fields)
 
 
-def entry(directory: str = "one", *verdicts: RunVerdict, **changes: Any) -> Entry:
+def entry(directory: str = "one", *verdicts: RunVerdict, **changes: Any) -> StoredRun:
     own = facts(**{"run": directory, **changes})
-    return Entry(directory, "f", own, own.hosts, verdicts)
+    return StoredRun(directory, "f", own, own.hosts, verdicts)
 
 
 def write_monitor(directory: Path, *lines: Any, **status: Any) -> None:
@@ -68,3 +69,11 @@ def live(host: str = "beta", cause: str = "compute", **changes: Any) -> dict[str
     """Return a straggler as the monitor writes it."""
     fields = {"rank": 1, "host": host, "who": f"rank 1 on {host}", "place": "ranks", "cause": cause, "ranks": [1]}
     return {**fields, "cost_ms_per_step": 2.5, "members": [{"rank": 1, "host": host}], **changes}
+
+
+def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:
+    fields: dict[str, Any] = {
+        "rank": 1, "host": "beta", "place": "ranks", "cause": cause, "who": "rank 1 on beta", "cost_ms_per_step": cost,
+        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "", "share_of_step": 0.1,
+    }  # fmt: skip
+    return Verdict(**{**fields, **changes})

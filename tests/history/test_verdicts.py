@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,15 +11,7 @@ from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.errors import TraceFormatError
 from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis, verdict_of_monitor
 from commtrace.live.monitoring.findings import LiveStraggler, MonitorStatus, found
-from tests.history.factory import live, write_monitor
-
-
-def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:
-    fields: dict[str, Any] = {
-        "rank": 1, "host": "beta", "place": "ranks", "cause": cause, "who": "rank 1 on beta", "cost_ms_per_step": cost,
-        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "",
-    }  # fmt: skip
-    return Verdict(**{**fields, **changes})
+from tests.history.factory import live, straggler, write_monitor
 
 
 def kept(*verdicts: Verdict, abstentions: tuple[str, ...] = ()) -> RunVerdict:
@@ -33,8 +24,8 @@ def test_the_costliest_is_kept_first() -> None:
     assert found == RunVerdict(
         "analysis", "summary", 2, 9, 7,
         (
-            Named("rank 1 on beta", "ranks", "data", 2.0, "", (1,), ("beta",)),
-            Named("rank 1 on beta", "ranks", "compute", 1.0, "", (1,), ("beta",)),
+            Named("rank 1 on beta", "ranks", "data", 2.0, "", (1,), ("beta",), 0.1),
+            Named("rank 1 on beta", "ranks", "compute", 1.0, "", (1,), ("beta",), 0.1),
         ),
     )  # fmt: skip
     assert found.hosts == ("beta",)

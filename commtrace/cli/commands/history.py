@@ -17,12 +17,13 @@ from rich.table import Table
 
 from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.hangs.job_end import end_words
-from commtrace.analysis.stragglers.verdict import Verdict, format_cause
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.summary import Summary
 from commtrace.cli.arguments import JsonOption, RunsDirectoryArgument
 from commtrace.cli.output import UNKNOWN, duration, share, text_table, wide_console
 from commtrace.cli.views import attempt_lines
 from commtrace.errors import CommtraceError
+from commtrace.findings.causes import format_cause
 from commtrace.history.facts import RunFacts
 from commtrace.history.hosts import HostReport, HostTally, tally_hosts
 from commtrace.history.runs import ListedRun, RunList, list_runs, remember
@@ -246,7 +247,10 @@ def _named(named: Named, facts: RunFacts) -> str:
     if named.cost_ms_per_step is None:
         return text
     cost_ns = named.cost_ms_per_step * 1e6
-    of_step = f", {share(cost_ns, facts.step_ns)}" if facts.step_ns else ""
+    part = named.share_of_step
+    if part is None and facts.step_ns:
+        part = cost_ns / facts.step_ns
+    of_step = "" if part is None else f", {share(part)}"
     return f"{text}: {duration(cost_ns)} per step{of_step}"
 
 

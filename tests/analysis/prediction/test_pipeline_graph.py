@@ -1,4 +1,4 @@
-"""Pipelines as graphs: worked out by hand, and to the nanosecond what the simulator of jobs makes of the same schedule."""
+"""Pipelines as graphs: worked out by hand, and to the nanosecond what the simulator makes of the same schedule."""
 
 from __future__ import annotations
 

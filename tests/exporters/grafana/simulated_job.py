@@ -27,8 +27,7 @@ from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus import metrics
 from commtrace.exporters.prometheus.critical_path import PathCollector
-from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
-from commtrace.exporters.prometheus.rules import RecordingRule, Timing, recording_rules
+from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.waits import Split
@@ -42,6 +41,7 @@ from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
 from tests.e2e.prometheus import PROGRAM, PROMTOOL, Prometheus, free_port
 from tests.live.findings import live_straggler
+from tools.prometheus_rules import RecordingRule, Timing, recording_rules
 
 SECOND = 1_000_000_000
 SCRAPE_SECONDS = 15
@@ -97,9 +97,13 @@ class SimulatedRank:
     live: LiveRank
     usual: Sequence[StepSummary]
     slow: Sequence[StepSummary]
-    totals: StepTotals = field(default_factory=StepTotals)
+    totals: StepCounters = field(default_factory=StepCounters)
+    splits: dict[tuple[str, str], Split] = field(default_factory=dict)
     at_ns: int = 0
     step: int = 0
+
+    def __post_init__(self) -> None:
+        self.live.split = self.splits
 
     def train_until(self, end_ns: int, slow_from_ns: int) -> None:
         """Complete the steps up to a time since the start."""
@@ -115,7 +119,7 @@ class SimulatedRank:
             self.live.budget.add([Row(schema.STEP, "step", schema.COMPUTE, self.at_ns, done.end_ns)], {})
             for operation in one.operations:
                 # The monitor that compares ranks is not simulated.
-                split = self.live.split.setdefault((operation.operation, operation.role), Split())  # type: ignore[attr-defined]
+                split = self.splits.setdefault((operation.operation, operation.role), Split())
                 split.wait_ns += operation.exposed_ns // 2
                 split.transfer_ns += operation.exposed_ns // 4
             self.at_ns = done.end_ns

@@ -15,8 +15,8 @@ from commtrace.exporters.otlp.queue import (
     REFUSED,
     UNANSWERED,
     Account,
+    ExportedStep,
     HeldJobSteps,
-    Job,
     JobQueue,
     SpanFilter,
 )
@@ -57,10 +57,10 @@ def test_rows_are_chosen_by_the_step_that_they_bear() -> None:
     assert span_filter.rows([row(kind=schema.COLLECTIVE, step=10)], step=10) == []
 
 
-def job(rows: int, *, is_root: bool = False, findings: int = 0) -> Job:
+def job(rows: int, *, is_root: bool = False, findings: int = 0) -> ExportedStep:
     events = [LiveEvent("silent", 0.0, 1, "alpha", "…")] * findings
     roots = (JobStep(0, 0, 0, 1, 1),) if is_root else ()
-    return Job(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
+    return ExportedStep(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:
@@ -69,7 +69,8 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     for rows in (6, 7, 2):
         queue.put(job(rows, is_root=True))
 
-    assert [queue.get(0).num_spans for _ in range(2)] == [7, 3]  # type: ignore[union-attr]
+    jobs = (queue.get(0) for _ in range(2))
+    assert [job and job.num_spans for job in jobs] == [7, 3]
     assert queue.get(0) is None
     assert account.produced == 7 + 8 + 3
     assert account.dropped == {QUEUE_FULL: 5 + 3, REFUSED: 0, UNANSWERED: 0, AT_THE_END: 0}

@@ -9,7 +9,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind
 
-from commtrace.exporters.otlp.queue import Job, SpanFilter
+from commtrace.exporters.otlp.queue import ExportedStep, SpanFilter
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker, resource_of
 from commtrace.live.monitoring.findings import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
@@ -37,6 +37,11 @@ def named(spans: list[ReadableSpan], name: str) -> ReadableSpan:
     return found
 
 
+def since_epoch(time_ns: int | None) -> int:
+    assert time_ns is not None
+    return time_ns - EPOCH_NS
+
+
 def labels_of(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
@@ -45,7 +50,7 @@ def test_all_spans_of_a_step_are_in_one_trace_with_times_in_epoch_ns() -> None:
     of_rank = job_spans(step=7)
 
     assert {context(span).trace_id for spans in of_rank.values() for span in spans} == {trace_id(RUN, 7)}
-    assert [(span.name, span.start_time - EPOCH_NS, span.end_time - EPOCH_NS) for span in of_rank[0]] == [  # type: ignore[operator]
+    assert [(span.name, since_epoch(span.start_time), since_epoch(span.end_time)) for span in of_rank[0]] == [
         ("job step", 7_000, 8_000),
         ("step", 7_000, 8_000),
         ("forward", 7_000, 7_300),
@@ -179,7 +184,7 @@ def test_late_rows_go_to_the_trace_of_their_own_step_and_those_of_no_step_to_the
 
 def test_a_step_that_is_repeated_is_another_span() -> None:
     maker = SpanMaker(live_rank(0), SpanFilter("steps", world_size=4), lambda: RESOURCE)
-    job = Job(summary(0, 1), step_rows(0, 1)[:1], (), (), 0, 0, 0)
+    job = ExportedStep(summary(0, 1), step_rows(0, 1)[:1], (), (), 0, 0, 0)
     first, second = [
         list(maker.spans(job._replace(job_steps=(JobStep(1, repetition, 1_000, 2_000, 1),)))) for repetition in range(2)
     ]

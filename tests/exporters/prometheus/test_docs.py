@@ -9,16 +9,16 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.matching.stages import Flow
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
-from commtrace.exporters.grafana.dashboards import dashboards
 from commtrace.exporters.prometheus.critical_path import PathCollector
-from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
-from commtrace.exporters.prometheus.rules import Timing, alerts
+from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import Device
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from tests.exporters.prometheus.steps import rank, summary
 from tests.live.findings import live_straggler
+from tools.grafana.dashboards import dashboards
+from tools.prometheus_rules import Timing, alerts
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -29,7 +29,7 @@ def first_cells(page: str, pattern: str) -> list[str]:
 
 
 def test_every_metric_is_documented() -> None:
-    totals = StepTotals()
+    totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
     live = rank()
@@ -53,7 +53,7 @@ def test_every_metric_is_documented() -> None:
 
 def test_every_alert_and_dashboard_is_documented() -> None:
     assert first_cells("alerts.md", r"`(Commtrace\w+)`") == [alert.name for alert in alerts(Timing())]
-    titles = [dashboard["title"].removeprefix("commtrace / ") for dashboard in dashboards().values()]
+    titles = [str(dashboard["title"]).removeprefix("commtrace / ") for dashboard in dashboards().values()]
     assert [cell for cell in first_cells("grafana.md", r"^ ([A-Z][^`]*?) $") if cell in titles] == titles
 
 

@@ -86,7 +86,8 @@ class Native:
         Native._latest = self
         self.core: Any = core
         self._names: list[str] = []
-        self._codes: dict[str, int] = {}
+        self.codes: dict[str, int] = {}
+        """Codes of names, for a look-up without a call; :meth:`code` gives new ones."""
         self._operations: list[Operation] = []
         self._dtypes: dict[int, object] = {schema.NOT_APPLICABLE: None}
         self._states: dict[int, GroupState] = {}
@@ -102,10 +103,10 @@ class Native:
 
     def code(self, name: str) -> int:
         """Return the code of a name; the same name has the same one."""
-        code = self._codes.get(name)
+        code = self.codes.get(name)
         if code is None:
             self._names.append(name)
-            code = self._codes[name] = len(self._names) - 1
+            code = self.codes[name] = len(self._names) - 1
         return code
 
     def code_of_dtype(self, dtype: object) -> int:

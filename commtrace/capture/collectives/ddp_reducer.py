@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from torch.autograd import Variable
+
 from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, flat_tensors
@@ -58,11 +60,6 @@ class HostCall:
     @property
     def id(self) -> int:
         return self.completion[NUMBER]
-
-    @property
-    def end(self) -> int:
-        """Return the time at which its end was seen; 0 before that."""
-        return self.completion[ENDED]
 
 
 class NativeBucket(NamedTuple):
@@ -226,7 +223,7 @@ class CppCalls:
         issued.completion[WAITED] = end
         # What follows the end of the communication is the reducer copying gradients: work, not a stall. One that was
         # over before the wait stalled no stream.
-        end = min(end, issued.end) if issued.end else end
+        end = min(end, issued.completion[ENDED] or end)
         if end > start:
             tracer.append((stall_rows, schema.STALL, issued.launch, issued.id, tracer.coordinates, start, end))
 
@@ -336,16 +333,13 @@ class ReducerCapture:
 
         def end(begun: tuple[bool], _result: object) -> None:
             thread.waits_in_cpp = False
-            self._has_waited_itself()
+            sent, self._sent_outside = self._sent_outside, None
+            if isinstance(sent, DeviceCall):
+                self._issued.stalled(sent, sent.launch.start, self._issued.mark(sent))
             if begun[0] and kernels is not None and not self.has_seen_ddp:  # Another thread may have made one.
                 kernels.uninstall()
 
         return self._hooks.around(begin, end)(original)
-
-    def _has_waited_itself(self) -> None:
-        sent, self._sent_outside = self._sent_outside, None
-        if isinstance(sent, DeviceCall):
-            self._issued.stalled(sent, sent.launch.start, self._issued.mark(sent))
 
     def _watch_from_now_on(self) -> None:
         self.has_seen_ddp = True
@@ -362,7 +356,7 @@ class ReducerCapture:
         backward = self._backward
         if backward is None or backward.task != task:
             self._backward = backward = _Backward(task, self._tracer, self._issued)
-            backward.queue()
+            _queue_callback(backward.before)
         return backward
 
 
@@ -378,10 +372,7 @@ class _Backward:
         self._awaited: AwaitedBucket | None = None
         self._start: Mark = None
 
-    def queue(self) -> None:
-        _queue_callback(self._before)
-
-    def _before(self) -> None:
+    def before(self) -> None:
         try:
             awaited = self._awaited = self._issued.about_to_wait(self.last_launch, self.task)
             if awaited is not None:
@@ -408,10 +399,8 @@ class _Backward:
             self._tracer.failed(PART, error)
 
 
-def _queue_callback(callback: Callable[[], None]) -> None:
-    from torch.autograd import Variable
-
-    Variable._execution_engine.queue_callback(callback)
+_queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
+"""Has a function called at the end of this thread's backward pass, behind those that were queued before."""
 
 
 _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
@@ -426,14 +415,12 @@ class ReducerKernels:
         self._issued = issued
         self._reducer = reducer
         self._captures = Captures(tracer.thread)
-
-    @property
-    def installed(self) -> bool:
-        return bool(self._captures)
+        self.installed = False
 
     def install(self) -> None:
-        if self._captures:
+        if self.installed:
             return
+        self.installed = True
         for name, method in _OPERATIONS.items():
             kernel = kernel_for("c10d", name)
             if kernel is not None:
@@ -441,6 +428,7 @@ class ReducerKernels:
 
     def uninstall(self) -> None:
         self._captures.release()
+        self.installed = False
 
     def _capture(self, method: str) -> Capture:
         import torch

@@ -71,8 +71,7 @@ class StepListener(Protocol):
 
     def after_step(self, optimizer: object) -> None: ...
 
-    def failed(self, error: Exception) -> None:
-        """Handle an exception of one of these."""
+    def failed(self, error: Exception) -> None: ...
 
 
 class Listening(Protocol):
@@ -80,29 +79,33 @@ class Listening(Protocol):
 
     listener: StepListener | None
 
+    def failed(self, error: Exception) -> None:
+        """Handle an exception of the listener, or on the way to it."""
+
 
 def step_hooks(is_compiling: Callable[[], bool], steps: Listening) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return hooks for before and after the step of an optimizer, which tell the listener of that moment."""
+    failed = steps.failed
 
     def before_step(optimizer: object, _args: object, _kwargs: object) -> None:
         if is_compiling():  # first of all: the compiler reads no further
             return
-        listener = steps.listener
-        if listener is not None:
-            try:
+        try:
+            listener = steps.listener
+            if listener is not None:
                 listener.before_step(optimizer)
-            except Exception as error:
-                listener.failed(error)
+        except Exception as error:
+            failed(error)
 
     def after_step(optimizer: object, _args: object, _kwargs: object) -> None:
         if is_compiling():
             return
-        listener = steps.listener
-        if listener is not None:
-            try:
+        try:
+            listener = steps.listener
+            if listener is not None:
                 listener.after_step(optimizer)
-            except Exception as error:
-                listener.failed(error)
+        except Exception as error:
+            failed(error)
 
     return before_step, after_step
 

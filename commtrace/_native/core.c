@@ -440,7 +440,8 @@ static int execute(PyObject *module) {
         return -1;
     }
     if (marks_init() != 0 || groups_init(module) < 0 || calls_init() < 0 || methods_init(module) < 0 ||
-        operators_init(module) < 0 || hooks_init(module) < 0 || modules_init(module) < 0 || rows_init(module) < 0) {
+        operators_init(module) < 0 || hooks_init(module) < 0 || kernels_init(module) < 0 ||
+        modules_init(module) < 0 || rows_init(module) < 0) {
         return -1;
     }
     PyMethodDef *more[] = {calls_functions, operators_functions, hooks_functions};

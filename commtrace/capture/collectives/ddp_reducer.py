@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from torch.autograd import Variable
 
-from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, is_traced, kernel_for
+from commtrace.capture.collectives.dispatcher import Capture, Captures, Kernel, Original, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, flat_tensors
 from commtrace.capture.device.clock import Mark, is_on_device, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.instances import instances_of
-from commtrace.capture.native import Facts
+from commtrace.capture.native import Facts, Native
 from commtrace.capture.records import (
     ENDED,
     NUMBER,
@@ -406,6 +406,9 @@ _queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engi
 _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
 """c10d operators that DDP's C++ issues, with the method of ``ProcessGroup`` that takes the same tensors."""
 
+_BUCKETS: Final = "allreduce_"
+"""The operator of buckets, which the native part records."""
+
 
 class ReducerKernels:
     """Kernels in torch's dispatcher for communication from C++, before torch 2.14."""
@@ -421,14 +424,40 @@ class ReducerKernels:
         if self.installed:
             return
         self.installed = True
+        native = self._tracer.native
+        if native is not None:
+            self._configure(native)
         for name, method in _OPERATIONS.items():
-            kernel = kernel_for("c10d", name)
+            kernel = kernel_for("c10d", name, self._native_kernel if native is not None and name == _BUCKETS else None)
             if kernel is not None:
                 self._captures.take(kernel, self._capture(method))
 
     def uninstall(self) -> None:
+        if self.installed and self._tracer.native is not None:
+            self._tracer.native.core.end_hooks()
         self._captures.release()
         self.installed = False
+
+    def _configure(self, native: Native) -> None:
+        import torch
+
+        operation = OPERATIONS[_OPERATIONS[_BUCKETS]]
+        native.core.configure_hooks(
+            failed=functools.partial(self._tracer.failed, PART),
+            graph_task=torch._C._current_graph_task_id,
+            current_node=None,
+            begin_backward=self._reducer.begin_backward,
+            all_reduce=schema.NOT_APPLICABLE,
+            operation=native.operation(operation),
+            name=native.code(operation.name),
+        )
+
+    def _native_kernel(self, kernel: Kernel) -> Original:
+        from torch.distributed import ProcessGroup, Work
+
+        assert self._tracer.native is not None
+        make: Callable[..., Original] = self._tracer.native.core.Kernel
+        return make(kernel.redispatch, kernel.backends, kernel.call, ProcessGroup.unbox, Work.unbox)
 
     def _capture(self, method: str) -> Capture:
         import torch

@@ -23,6 +23,10 @@ class StepHooks:
         self.listener: StepListener | None = None
         self._is_registered = False
 
+    def failed(self, error: Exception) -> None:
+        if self.listener is not None:
+            self.listener.failed(error)
+
     def register(self) -> bool:
         """Register the hooks with torch, once. Return False, and do nothing, within an optimizer's step."""
         if self._is_registered:

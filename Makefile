@@ -49,7 +49,7 @@ demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time we
 	$(BIN)/python examples/demo.py
 
 site: $(INSTALLED)  ## The documentation as a site in build/site, with the reference pages written anew.
-	$(BIN)/python -m commtrace.cli.reference docs
+	$(BIN)/python -m tools.reference docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: lint types  ## Lint, types, who imports whom, documentation, public names: about a minute.

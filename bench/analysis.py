@@ -52,7 +52,7 @@ HTA_LOAD: Final = LOAD.format(
     imports="from hta.common.trace import parse_trace_file", load="parse_trace_file(sys.argv[1])"
 )
 COMMTRACE_LOAD: Final = LOAD.format(
-    imports="from commtrace.importers.kineto import import_kineto",
+    imports="from commtrace.interchange.traces.kineto import import_kineto",
     load='import_kineto([Path(sys.argv[1])], Path(folder) / "run")',
 )
 COUNT: Final = "import sys; from commtrace.trace.files.reader import load_run; " + (

@@ -17,10 +17,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from commtrace.exporters.prometheus.rules import write
 from tests.e2e.prometheus import Prometheus
 from tests.exporters.grafana.queries import queries
 from tests.exporters.grafana.simulated_job import SCRAPE_SECONDS, Simulation, stored
+from tools.prometheus_rules import write
 
 TIMES = 3
 _AHEAD_SECONDS = 3600  # the samples reach into the future, so that the rules still find them when they are evaluated

@@ -9,7 +9,7 @@ import pytest
 import straggler_cases
 import stragglers as bench
 
-from commtrace.analysis.stragglers.verdict import format_cause
+from commtrace.findings.causes import format_cause
 from commtrace.synth import synthesize
 
 

@@ -80,7 +80,8 @@ class Recorder:
     """Buffer entries, make rows of them on the harvester thread, and feed the sinks.
 
     Args:
-        open_sinks: called once on the harvester thread, as soon as ``ready`` returns True.
+        open_sinks: called once on the harvester thread, as soon as ``ready`` returns True; that is given whether
+            this is the last pass.
         before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
         note_losses: called at the end with the lost spans, by kind, that no sink could note.
         at_end: called on the harvester thread when it has written the rest.
@@ -91,7 +92,7 @@ class Recorder:
         self,
         open_sinks: Callable[[], list[Sink]],
         *,
-        ready: Callable[[], bool] = lambda: True,
+        ready: Callable[[bool], bool] = lambda last: True,
         capacity: int = 200_000,
         before_pass: Callable[[], Iterable[tuple[str, MarkDetail]]] = lambda: (),
         note_losses: Callable[[Mapping[str, int]], None] = lambda lost: None,
@@ -247,7 +248,7 @@ class Recorder:
         if time.monotonic() < self._pass_retry_at and not last:
             return
         if self._sinks is None:
-            if not (self._ready() or (last and self._trained())):
+            if not (self._ready(last) or (last and self._trained())):
                 return
             if time.monotonic() < self._sink_retry_at and not last:
                 return

@@ -25,6 +25,7 @@ from commtrace.integrations.topology import (
     megatron_roles,
     megatron_topology,
 )
+from commtrace.schedule import schedule_named
 from commtrace.trace import schema
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
 PART: Final = "megatron"
 
-_SCHEDULES: Final[Mapping[str, str]] = {
-    "forward_backward_no_pipelining": "no pipelining",
-    "forward_backward_pipelining_without_interleaving": "1f1b",
-    "forward_backward_pipelining_with_interleaving": "interleaved 1f1b",
-}
+_SCHEDULES: Final = (
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_without_interleaving",
+    "forward_backward_pipelining_with_interleaving",
+)
+"""Functions of megatron.core.pipeline_parallel.schedules that run an iteration."""
+
 _PHASES: Final = (
     ("megatron.core.distributed.param_and_grad_buffer", "_ParamAndGradBucketGroup", "start_param_sync", "gather"),
     ("megatron.core.distributed.param_and_grad_buffer", "_ParamAndGradBucketGroup", "finish_param_sync", "gather"),
@@ -198,7 +201,7 @@ class MegatronIntegration:
         pipeline = parallel_state is not None and parallel_state.model_parallel_is_initialized()
         stages = parallel_state.get_pipeline_model_parallel_world_size() if pipeline and parallel_state else 1
         topology: Topology = {
-            "schedule": _SCHEDULES[schedule],
+            "schedule": schedule_named(schedule),
             "stages": int(getattr(arguments.get("p2p_communicator"), "total_stages", stages)),
             "chunks": len(model) if isinstance(model, Sequence) else 1,
             "microbatches": int(arguments.get("num_microbatches", schema.NOT_APPLICABLE)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Final, Protocol
 
@@ -18,19 +18,10 @@ from commtrace.capture.hooks import Arguments, Hooks, Keywords, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.topology import add_dimension, add_framework, set_role_if_unknown
+from commtrace.schedule import known_name
 from commtrace.trace import schema
 
 PART: Final = "pipelining"
-
-_SCHEDULES: Final[Mapping[str, str]] = {
-    "ScheduleGPipe": "gpipe",
-    "Schedule1F1B": "1f1b",
-    "ScheduleLoopedBFS": "looped bfs",
-    "ScheduleInterleaved1F1B": "interleaved 1f1b",
-    "ScheduleInterleavedZeroBubble": "interleaved zero bubble",
-    "ScheduleZBVZeroBubble": "zbv",
-    "ScheduleDualPipeV": "dualpipev",
-}
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
@@ -164,9 +155,8 @@ class PipeliningIntegration:
 
 def schedule_name(class_name: str) -> str:
     """Return ``1f1b`` for ``Schedule1F1B``; for an unknown class, the parts of its name."""
-    known = _SCHEDULES.get(class_name)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", class_name.removeprefix("_").removeprefix("Schedule"))
-    return known or words.lower()
+    return known_name(class_name) or words.lower()
 
 
 def _default_group() -> ProcessGroup:

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 
 from commtrace.capture.collectives.groups import is_generic_role
 from commtrace.capture.tracer import Tracer
+from commtrace.schedule import NO_PIPELINING, ONE_F_ONE_B
 
 if TYPE_CHECKING:
     from commtrace.trace.topology import Topology  # msgspec is not imported in training
@@ -280,7 +281,7 @@ def deepspeed_topology(engine: Engine, roles: GroupRoles) -> Topology:
     return {
         **place,
         "framework": {"name": "deepspeed", "version": _version("deepspeed")},
-        "schedule": "1f1b" if stages > 1 else "no pipelining",
+        "schedule": ONE_F_ONE_B if stages > 1 else NO_PIPELINING,
         "stages": stages,
         "chunks": 1,
         "microbatches": int(engine.gradient_accumulation_steps()),

@@ -112,7 +112,7 @@ def _check_pip(words: list[str]) -> None:
 
 
 def test_the_output_in_the_readme_is_that_of_the_job_in_its_picture(tmp_path: Path) -> None:
-    pictures = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    pictures = runpy.run_path(str(ROOT / "tools" / "pictures.py"))
     run = str(tmp_path / "gpt")
     runner = CliRunner()
     made = runner.invoke(app, ["synth", "-o", run, *pictures["JOB"], *pictures["FAULT"]])

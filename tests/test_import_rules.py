@@ -13,7 +13,8 @@ from typing import Final
 
 from commtrace.cli.main import COMMANDS
 from commtrace.trace import schema
-from tests.search.test_aceso import configuration, small_profile
+from commtrace.trace.files.reader import load_run
+from tests.interchange.aceso.test_aceso import configuration, small_profile
 from tests.trace.rows import mark, row, steps, write_rank
 
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"
@@ -29,6 +30,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "trace": frozenset({"errors", "side_process"}),
     "options": frozenset({"byte_sizes", "errors", "trace"}),
     "config": frozenset({"errors", "launchers", "options", "trace"}),
+    "schedule": frozenset({"errors"}),
     "redaction": frozenset(),
     "deadline": frozenset(),
     "_native": frozenset(),
@@ -51,29 +53,32 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "launchers",
         "options",
     },
-    "integrations": BASE | {"capture", "recorder", "installation"},
+    "integrations": BASE | {"capture", "recorder", "installation", "schedule"},
     "session": BASE
     | {"agreement", "process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
-    "live": BASE | {"analysis"},
+    "live": BASE | {"analysis", "findings"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
+    # what is said of a run, whoever found it
+    "findings": frozenset({"trace"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
-    "analysis": frozenset({"errors", "trace"}),
+    "analysis": frozenset({"errors", "findings", "schedule", "trace"}),
     "tables": frozenset({"trace", "analysis"}),
     "plots": frozenset({"errors", "trace", "analysis"}),
     "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
-    "top": frozenset({"deadline", "errors", "trace", "analysis", "redaction"}),
-    "history": frozenset({"errors", "trace", "analysis"}),
-    "importers": frozenset({"errors", "trace"}),
-    "synth": frozenset({"errors", "trace"}),
+    "top": frozenset({"deadline", "errors", "trace", "analysis", "findings", "redaction"}),
+    "history": frozenset({"errors", "trace", "analysis", "findings"}),
+    "synth": frozenset({"errors", "schedule", "trace"}),
     # before a run
-    "planning": frozenset({"errors", "trace", "analysis"}),
+    "planning": frozenset({"errors", "schedule", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
-    "search": frozenset({"errors", "trace", "analysis", "planning"}),
+    "search": frozenset({"errors", "schedule", "trace", "analysis", "planning"}),
+    # the files of other systems: nothing that serves everybody is built on them
+    "interchange": frozenset({"errors", "schedule", "trace", "analysis", "planning", "search"}),
     "exporters": BASE
-    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "planning", "deadline"},
-    "viewer": frozenset({"errors", "trace", "analysis", "planning"}),
+    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "deadline"},
+    "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
     "cli": BASE
     | {
         "",
@@ -83,10 +88,11 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "launchers",
         "side_process",
         "analysis",
+        "findings",
         "history",
         "live",
         "top",
-        "importers",
+        "interchange",
         "plots",
         "synth",
         "planning",
@@ -96,6 +102,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "viewer",
         "recorded_run",
         "redaction",
+        "schedule",
         "sql",
         "_inject",
         "_native",
@@ -107,9 +114,9 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "byte_sizes", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "tables", "plots", "recorded_run", "sql", "history", "importers", "synth", "planning", "search", "live", "top",
-    "viewer", "cli", "_native", "", "__main__",
+    "errors", "byte_sizes", "schedule", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
+    "findings", "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning", "search",
+    "live", "top", "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip
 
 
@@ -233,6 +240,23 @@ def test_importing_commtrace_alone_imports_nothing_slow() -> None:
     source = "import sys, commtrace; print({'torch', 'numpy', 'pyarrow', 'rich', 'typer'} & set(sys.modules))"
 
     assert _in_a_new_interpreter(source) == "set()\n"
+
+
+def test_a_rank_records_without_the_packages_that_only_readers_and_exporters_need(tmp_path: Path) -> None:
+    source = (
+        "import sys\n"
+        "for name in ('click', 'opentelemetry', 'prometheus_client', 'rich', 'typer'):\n    sys.modules[name] = None\n"
+        "import torch.distributed as dist\nimport commtrace, torch\n"
+        f"commtrace.start(commtrace.Config(dir={str(tmp_path / 'run')!r}, export='monitor'))\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
+        "for step in range(3):\n"
+        "    with commtrace.step(step):\n        dist.all_reduce(torch.ones(4))\n"
+        "commtrace.stop()"
+    )
+    _in_a_new_interpreter(source)
+
+    spans = load_run(tmp_path / "run").ranks[0].spans
+    assert spans.step[spans.kind == schema.COLLECTIVE].tolist() == [0, 1, 2]
 
 
 def test_every_reading_module_imports_where_torch_cannot_be_imported() -> None:

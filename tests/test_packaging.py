@@ -213,8 +213,8 @@ def test_what_the_package_says_of_itself(wheel: Path) -> None:
         "msgspec", "numpy", "prometheus-client", "pyarrow", "rich", "typer", "wrapt",
     ]  # fmt: skip
     assert sorted(metadata.get_all("Provides-Extra", [])) == [
-        "cluster", "deepspeed", "dev", "megatron", "otlp", "pandas", "plan", "plot", "polars", "site", "sql",
-        "tensorboard",
+        "cluster", "deepspeed", "dev", "megatron", "mlflow", "otlp", "pandas", "plan", "plot", "polars", "site", "sql",
+        "tensorboard", "wandb",
     ]  # fmt: skip
     assert "commtrace = commtrace.cli.main:main" in entry_points
 

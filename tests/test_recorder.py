@@ -350,7 +350,7 @@ def test_stopping_twice_is_stopping_once(started: Recorder, disk: Disk) -> None:
 
 def test_nothing_is_written_before_the_rank_is_known(disk: Disk) -> None:
     known = False
-    recorder = Recorder(lambda: [disk], ready=lambda: known)
+    recorder = Recorder(lambda: [disk], ready=lambda last: known)
     recorder.append(entry("early"))
     recorder.flush()
     assert disk.rows == []
@@ -358,6 +358,14 @@ def test_nothing_is_written_before_the_rank_is_known(disk: Disk) -> None:
     known = True
     recorder.flush()
     assert names(disk) == ["early"]
+
+
+def test_a_rank_that_is_known_at_the_end_alone_has_files_without_a_span(disk: Disk) -> None:
+    recorder = Recorder(lambda: [disk], ready=lambda last: last)
+    recorder.start()
+    recorder.stop()
+
+    assert disk.details("end") == [{}]
 
 
 def test_a_directory_that_cannot_be_made_is_tried_again(disk: Disk, time: Time) -> None:

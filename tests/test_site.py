@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commtrace.cli.reference import command_page, json_page
 from tests.site import DOCS, ROOT, build_site
+from tools.reference import command_page, json_page
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from commtrace.analysis.prediction.changes import ORDER_NAMES, BandwidthChange, Changes, LatencyChange, OverlapChange
+from commtrace.analysis.prediction.changes import BandwidthChange, Changes, LatencyChange, OverlapChange
 from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
 from commtrace.errors import ConfigurationError
 from commtrace.viewer.comparison import step_under
@@ -37,14 +37,11 @@ class Question(NamedTuple):
         known = {"bandwidth", "latency", "overlap", "without_slow_rank", "schedule", "chunks", "microbatches", "token"}
         if unknown := sorted(set(query) - known):
             raise ConfigurationError(f"{unknown[0]} is no change that this page knows: use commtrace whatif")
-        schedule = _last(query, "schedule")
-        if schedule and schedule not in ORDER_NAMES:
-            raise ConfigurationError(f"schedule {schedule}: choose one of {', '.join(ORDER_NAMES)}")
         changes = Changes(
             bandwidth=tuple(map(BandwidthChange.parse, query.get("bandwidth", ()))),
             latency=tuple(map(LatencyChange.parse, query.get("latency", ()))),
             overlap=tuple(map(OverlapChange.parse, query.get("overlap", ()))),
-            schedule=schedule,
+            schedule=_last(query, "schedule"),
             chunks=_count(query, "chunks"),
             microbatches=_count(query, "microbatches"),
         )

@@ -10,11 +10,11 @@ import numpy as np
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, own_and_typical_work, rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
-from commtrace.analysis.stragglers.report import slowdown_of
+from commtrace.analysis.replay.whatif import what_if
 from commtrace.analysis.stragglers.search import MeasuredWork
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
-from commtrace.analysis.whatif_traces.trace import is_whatif_run
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
+from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 from commtrace.planning.call_counts import CallCounts
 from commtrace.trace.spans import Int64
 from commtrace.viewer.choice import MOST_STEPS
@@ -116,7 +116,11 @@ def slowdown_resources(run: WholeRun | LargeRun, work: MeasuredWork) -> Resource
     steps = work.steps
     if isinstance(run, LargeRun) or not run.steps.used:
         return {}
-    if not is_whatif_run(run.recorded) and (steps is None or not steps.measured_ns.any()):
+    by_study = slowdown_of_study(run.recorded)
+    if by_study is not None:
+        slowdown = by_study(run.recorded)
+    elif steps is not None and steps.measured_ns.any():
+        slowdown = what_if(run.aligned, steps, run.replay(steps))
+    else:
         return {}
-    slowdown = slowdown_of(run, work, run.replay(steps) if steps else None)
     return {"slowdown.json": encode_json(slowdown.to_json())}

@@ -24,7 +24,11 @@ from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.costs import Occurrence, occurrence
-from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, format_cause
+from commtrace.analysis.stragglers.verdict import Stretch, Verdict
+from commtrace.findings.causes import CAUSES, JOB, LOSSES, PAUSES, advice, format_cause
+from commtrace.findings.causes import CHECKPOINT as SAVING
+from commtrace.findings.causes import DATA as INPUT
+from commtrace.findings.causes import GC as COLLECTING
 from commtrace.trace import schema
 
 _WORTH_A_LOOK: Final = 0.05
@@ -38,6 +42,17 @@ ONLY_DUMPS: Final = (
 _SAY_NOTHING_OF_WORK: Final = frozenset(
     schema.KINDS[kind] for kind in (schema.STEP, schema.MARK, schema.COLLECTIVE, schema.P2P, schema.STALL)
 )
+
+
+_OF_STATES: Final = (
+    (BUBBLE, "schedule", LOSSES["schedule"].words),
+    (DATA, INPUT, CAUSES[INPUT].activity),
+    (CHECKPOINT, SAVING, CAUSES[SAVING].activity),
+    (GC, COLLECTING, CAUSES[COLLECTING].words),
+    (IDLE, "idle", LOSSES["idle"].words),
+    (MEMORY, "memory", LOSSES["memory"].words),
+)
+"""States of ranks, the cause of each, and what the sentence calls it."""
 
 
 class _Loss(NamedTuple):
@@ -112,8 +127,7 @@ def _straggler_sentence(straggler: Verdict, mean_wall_ns: float) -> str:
     named = straggler.who[:1].upper() + straggler.who[1:]
     if straggler.occurrence:
         were = "were" if straggler.who.startswith("ranks") else "was"
-        activity = ACTIVITY.get(straggler.cause)
-        why = f", which {were} {activity}," if activity else f" ({cause})"
+        why = f", which {were} {CAUSES[straggler.cause].activity}," if straggler.cause in PAUSES else f" ({cause})"
         return f"{named}{why} held up the others {straggler.occurrence}. {straggler.next_step}"
     who = "Now one rank, now another" if straggler.rank < 0 else named
     if straggler.stretches:
@@ -144,33 +158,8 @@ def _losses(
         return sum(rank.total(kind) for rank in ranks)
 
     return [
-        _Loss(
-            over_ranks(BUBBLE),
-            "waiting for pipeline neighbours (bubble)",
-            "More microbatches or chunks, or stages of equal length, make it smaller.",
-            (BUBBLE,),
-        ),
-        _Loss(over_ranks(DATA), "waiting for input data", "More loader workers or prefetching hide it.", (DATA,)),
-        _Loss(over_ranks(CHECKPOINT), "saving checkpoints", "Save asynchronously or less often.", (CHECKPOINT,)),
-        _Loss(over_ranks(GC), "garbage collection", "Disable it and collect on all ranks in the same step.", (GC,)),
-        _Loss(
-            over_ranks(IDLE),
-            "idle devices",
-            "The host launches work too slowly or waits: look at input, synchronisation and launch overhead.",
-            (IDLE,),
-        ),
-        _Loss(
-            over_ranks(MEMORY),
-            "exposed copies between host and device",
-            "Pin memory, copy on a stream of its own.",
-            (MEMORY,),
-        ),
-        _Loss(
-            over_ranks(OTHER),
-            "time outside all spans",
-            _what_is_in_no_span(ranks, captured),
-            (OTHER,),
-        ),
+        *(_Loss(over_ranks(kind), what, advice(cause, len(ranks), JOB), (kind,)) for kind, cause, what in _OF_STATES),
+        _Loss(over_ranks(OTHER), "time outside all spans", _what_is_in_no_span(ranks, captured), (OTHER,)),
         *_exposed(ranks, unmatched, awaited),
     ]
 
@@ -197,19 +186,19 @@ def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: S
         if role in unmatched:
             look_at = unmatched[role]
         elif wait > transfer:
-            waiting = f"{wait / (wait + transfer):.0%} of it is waiting for the last rank to arrive"
-            look_at = waiting + _most_awaited(awaited)
+            waiting = f"{wait / (wait + transfer):.0%} of it is {LOSSES['waiting'].words}"
+            look_at = waiting + _most_awaited(awaited, len(ranks))
         else:
-            look_at = "Most of it is transfer: overlap it with compute, or send less."
+            look_at = f"Most of it is transfer. {advice('transfer', len(ranks), JOB)}"
         what = f"exposed {role} communication"
         losses.append(_Loss(wait + transfer, what, look_at, (WAIT, TRANSFER), role))
     return losses
 
 
-def _most_awaited(awaited: Sequence[Awaited]) -> str:
+def _most_awaited(awaited: Sequence[Awaited], num_ranks: int) -> str:
     """Return the rank that stands out among those waited for, and its activity meanwhile."""
     if not awaited or not awaited[0].stands_out:
-        return ": balance the ranks."
+        return f". {advice('waiting', num_ranks, JOB)}"
     return f", most of all {awaited[0].describe()}. {awaited[0].next_step}"
 
 

@@ -460,9 +460,10 @@ class Instrumentation:
             self.tracer.failed("live metrics", error)
             return ()
 
-    def _is_identified(self) -> bool:
+    def _is_identified(self, is_last_pass: bool) -> bool:
+        # In the last pass the name of the run is waited for: a job may be shorter than it takes to agree on one.
         is_identified = self._is_rank_known() and (
-            not _is_initialized() or self._identity.found(self.tracer.groups.place) is not None
+            is_last_pass or not _is_initialized() or self._identity.found(self.tracer.groups.place) is not None
         )
         if not is_identified:
             self._setup.look()

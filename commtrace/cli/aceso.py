@@ -14,10 +14,10 @@ from rich.table import Table
 from commtrace.cli.layouts import fastest, none_fits, number_table, print_not_predicted, size_words
 from commtrace.cli.output import duration, wide_console
 from commtrace.errors import ConfigurationError
-from commtrace.search.aceso_configuration import check_sizes, read_aceso_configuration, read_aceso_job
-from commtrace.search.aceso_prediction import LEFT_OUT, AcesoPrediction, predict
-from commtrace.search.aceso_profile import read_aceso_profile
-from commtrace.search.aceso_search import SEARCH_LEAVES_OUT, AcesoChoice, AcesoFound, fullest_mib, search_aceso
+from commtrace.interchange.aceso.configuration import check_sizes, read_aceso_configuration, read_aceso_job
+from commtrace.interchange.aceso.prediction import LEFT_OUT, AcesoPrediction, predict
+from commtrace.interchange.aceso.profile import read_aceso_profile
+from commtrace.interchange.aceso.search import SEARCH_LEAVES_OUT, AcesoChoice, AcesoFound, fullest_mib, search_aceso
 from commtrace.search.megatron import megatron_arguments
 from commtrace.trace.json_values import JsonObject, to_json
 

@@ -27,7 +27,7 @@ from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.report import NodesOfVerdict
-from commtrace.analysis.stragglers.verdict import HOST, LINK, Stretch, Verdict, format_cause
+from commtrace.analysis.stragglers.verdict import Stretch, Verdict
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
@@ -42,6 +42,7 @@ from commtrace.cli.output import (
     share,
     text_table,
 )
+from commtrace.findings.causes import HOST, LINK, OF_A_NODE, PAUSES, format_cause
 
 _MOST_SHARES: Final = 20
 
@@ -394,8 +395,6 @@ def _attempt(attempts: Sequence[Attempt], is_last: bool, launch: int) -> str:
 
 _MOST_STRETCHES = 4
 _MOST_MEMBERS = 4
-_OF_A_NODE = frozenset({"compute", "throttled_device", "communication"})
-"""Causes that another node may remove."""
 
 
 def print_stragglers(
@@ -411,7 +410,7 @@ def print_stragglers(
     """
     for position, straggler in enumerate(stragglers):
         hours = f", {straggler.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
-        rare = straggler.cause in ("data", "gc", "checkpoint", "evaluation") or straggler.persistence < 0.5
+        rare = straggler.cause in PAUSES or straggler.persistence < 0.5
         typical = "mean" if rare or straggler.stretches else "median"
         cost = f"costs {milliseconds(straggler.cost_ms_per_step * 1e6)} ms per step ({typical}){hours}"
         if straggler.occurrence:
@@ -433,7 +432,7 @@ def _print_indented(console: Console, text: str, style: str | None = None) -> No
 
 
 def _nodes(straggler: Verdict, nodes: NodesOfVerdict) -> tuple[str, ...]:
-    if straggler.cause not in _OF_A_NODE and straggler.place != HOST:
+    if straggler.cause not in OF_A_NODE and straggler.place != HOST:
         return ()
     end = "one of its ends" if straggler.place == LINK else "it"
     return ", ".join(nodes.devices), f"To keep the next job off {end}: {nodes.exclude_nodes}"

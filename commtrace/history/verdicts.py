@@ -10,17 +10,15 @@ from typing import Annotated, Final
 import msgspec
 
 from commtrace.analysis.hangs.job_end import Count
-from commtrace.analysis.stragglers.verdict import RANKS, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.errors import TraceFormatError
+from commtrace.findings.causes import OF_DIVISION, RANKS
 from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Time
 from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_file
 
 ANALYSIS: Final = "analysis"
 MONITOR: Final = "monitor"
 """Sources of verdicts: a command that read the whole run, or the monitor during the run."""
-
-OF_NO_HOST: Final = frozenset({"stage_imbalance", "sequence_length_imbalance"})
-"""Causes in the division of work: the host of the slowest rank is only where they show."""
 
 _MOST_RANKS: Final = 64
 _MOST_HOSTS: Final = 256
@@ -170,7 +168,7 @@ def _events(path: Path) -> Iterator[_Straggler]:
 
 
 def _hosts(cause: str, hosts: Iterable[str]) -> tuple[str, ...]:
-    if cause in OF_NO_HOST:
+    if cause in OF_DIVISION:
         return ()
     return tuple(dict.fromkeys(filter(None, hosts)))[:_MOST_HOSTS]
 

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.model import Model, check_size, padded
+from commtrace.schedule import check_sizes, default_schedule
 from commtrace.trace.inputs import MOST_RANKS
 
 _MOST_ELEMENTS: Final = 2**50
@@ -103,11 +104,7 @@ class Layout:
             raise ConfigurationError("sequence_parallel divides activations over tp, which is 1: leave it out")
         if self.chunks > 1 and self.pp == 1:
             raise ConfigurationError(f"{self.chunks} chunks need a pipeline: raise pp above 1, or leave chunks out")
-        if self.chunks > 1 and self.microbatches % self.pp:
-            raise ConfigurationError(
-                f"the interleaved schedule needs a multiple of pp ({self.pp}) microbatches, not {self.microbatches}: "
-                "change the global batch, or leave chunks out"
-            )
+        check_sizes(self.schedule, self.pp, self.microbatches, self.chunks)
         if self.zero_stage is not None and not 0 <= self.zero_stage <= 3:
             raise ConfigurationError(f"zero_stage is {self.zero_stage}: DeepSpeed has 0, 1, 2 and 3")
         if self.zero_stage is not None and self.distributed_optimizer:
@@ -176,6 +173,11 @@ class Layout:
             f"first_stage_layers {self.first_stage_layers} and last_stage_layers {self.last_stage_layers}: the other "
             "stages need equal shares of what is left"
         )
+
+    @property
+    def schedule(self) -> str:
+        """Return the printed name of the schedule that Megatron-core runs: 1F1B, or its interleaved form."""
+        return default_schedule(self.chunks)
 
     @property
     def is_data_parallel(self) -> bool:

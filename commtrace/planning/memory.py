@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import stage_elements
-from commtrace.planning.schedule import chunks_in_flight
+from commtrace.schedule import most_in_flight
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
 MARGIN: Final = 0.05
@@ -141,7 +141,7 @@ def stage_activations(model: Model, layout: Layout, stage: int) -> tuple[Activat
     tokens = model.sequence // layout.cp * layout.microbatch
     row = tokens * model.hidden
     of_the_sequence = layout.tp if layout.sequence_parallel else 1
-    in_flight = chunks_in_flight(layout, stage)
+    in_flight = most_in_flight(layout.schedule, stage, layout.pp, layout.microbatches, layout.chunks)
     chunks = layout.stage_layers(model, stage)
     found: dict[str, int] = {}
 

@@ -11,8 +11,8 @@ from commtrace.planning.layout import Layout, groups
 from commtrace.planning.memory import Memory, stage_memory
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import model_parameters, stage_elements
-from commtrace.planning.schedule import Bubble, ideal_bubble
 from commtrace.planning.zero import planned_zero_job, zero_traffic
+from commtrace.schedule import Bubble, bubble
 from commtrace.trace.json_values import JsonObject, to_json
 
 _ROLES: Final = (
@@ -115,10 +115,16 @@ def make_plan(model: Model, layout: Layout, notes: tuple[str, ...] = ()) -> Plan
         model=model,
         layout=layout,
         parameters=model_parameters(model, layout),
-        bubble=ideal_bubble(layout),
+        bubble=_ideal_bubble(layout),
         stages=tuple(_plan_stage(model, layout, stage) for stage in range(layout.pp)),
         notes=(*notes, *plan_notes(model, layout)),
     )
+
+
+def _ideal_bubble(layout: Layout) -> Bubble:
+    ideal = bubble(layout.schedule, layout.pp, layout.microbatches, layout.chunks)
+    assert ideal is not None, "1F1B and its interleaved form have a formula"
+    return ideal
 
 
 def _plan_stage(model: Model, layout: Layout, stage: int) -> StagePlan:

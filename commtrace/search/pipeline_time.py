@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from commtrace.analysis.prediction.orders import FORWARD, INTERLEAVED, ONE_F_ONE_B, orders_of
+from commtrace.schedule import FORWARD, default_schedule, orders
 
 
 class ChunkTimes(NamedTuple):
@@ -36,7 +36,7 @@ def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messa
     last_part = parts - 1
     forward_end = [[-1] * microbatches for _ in range(parts)]
     backward_end = [[-1] * microbatches for _ in range(parts)]
-    orders = orders_of(INTERLEAVED if chunks > 1 else ONE_F_ONE_B, pipeline, microbatches, chunks)
+    by_stage = orders(default_schedule(chunks), pipeline, microbatches, chunks)
     free = [0] * pipeline
     position = [0] * pipeline
     messages = message_ns or [0] * pipeline
@@ -44,7 +44,7 @@ def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messa
     while waiting:
         has_moved = False
         for stage in sorted(waiting):
-            order, times = orders[stage], stages[stage]
+            order, times = by_stage[stage], stages[stage]
             while position[stage] < len(order):
                 letter, microbatch, chunk = order[position[stage]]
                 is_forward = letter == FORWARD
@@ -66,7 +66,7 @@ def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messa
                     free[stage] = backward_end[part][microbatch] = start + times[chunk].backward_ns
                 position[stage] += 1
                 has_moved = True
-        waiting = {stage for stage in waiting if position[stage] < len(orders[stage])}
+        waiting = {stage for stage in waiting if position[stage] < len(by_stage[stage])}
         assert has_moved or not waiting, "the schedule waits for itself"
     return max(free)
 

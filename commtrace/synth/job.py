@@ -9,15 +9,10 @@ from typing import Final
 import numpy as np
 
 from commtrace.errors import ConfigurationError
+from commtrace.schedule import WRITTEN, check_sizes, default_schedule, schedule_named, with_chunks
 from commtrace.synth.faults import LONG_MICROBATCH, OF_HOSTS, SEQUENCE_IMBALANCE, UNEVEN_STAGE, Fault
 from commtrace.trace.metadata import ClockAnchor, Group, group_id
 from commtrace.trace.spans import Int64
-
-GPIPE: Final = "gpipe"
-ONE_F_ONE_B: Final = "1f1b"
-INTERLEAVED: Final = "interleaved"
-ZERO_BUBBLE: Final = "zero-bubble"
-SCHEDULES: Final = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE)
 
 _SHARES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Times (n − 1)/n of the tensor: a ring's traffic over its slowest link. Other operations move the tensor once."""
@@ -111,7 +106,7 @@ class Job:
     chunks: int = 1  # v, model chunks per stage; more than one only with the interleaved schedule
     microbatches: int = 8  # m, per replica and step
     steps: int = 10
-    schedule: str = ""  # gpipe, 1f1b, interleaved or zero-bubble (deferred weight backwards); "": see order
+    schedule: str = ""  # any name of one that can be written; "": see order
     layers: int = 8  # of the whole model; each makes two tp all_reduces per forward and per backward
     hidden: int = 4096  # with layers and sequence, it gives the bytes of every communication
     sequence: int = 4096
@@ -138,17 +133,7 @@ class Job:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if (self.dp * self.cp) % self.ep:
             raise ConfigurationError(f"ep {self.ep} must divide dp · cp = {self.dp * self.cp}")
-        if self.schedule not in ("", *SCHEDULES):
-            raise ConfigurationError(f"schedule {self.schedule!r}: there are {', '.join(SCHEDULES)}")
-        if self.chunks > 1 and self.order != INTERLEAVED:
-            raise ConfigurationError(
-                f"the schedule {self.order} has one chunk per stage: take interleaved for {self.chunks}"
-            )
-        if self.order == INTERLEAVED and self.microbatches % self.pp:
-            raise ConfigurationError(
-                f"the interleaved schedule takes microbatches in groups of pp: {self.microbatches} is no multiple of "
-                f"{self.pp}"
-            )
+        check_sizes(self.order, self.pp, self.microbatches, self.chunks)
         if self.layers < self.pp * self.chunks:
             raise ConfigurationError(f"{self.layers} layers are too few for {self.pp} stages of {self.chunks} chunks")
         for fault in self.faults:
@@ -156,8 +141,10 @@ class Job:
 
     @property
     def order(self) -> str:
-        """Return the schedule, or the default."""
-        return self.schedule or (INTERLEAVED if self.chunks > 1 else ONE_F_ONE_B)
+        """Return the printed name of the schedule; 1F1B or its interleaved form by default."""
+        if not self.schedule:
+            return default_schedule(self.chunks)
+        return with_chunks(schedule_named(self.schedule, WRITTEN), self.chunks)
 
     @property
     def world_size(self) -> int:

@@ -12,17 +12,15 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action, orders, splits_backwards
 from commtrace.synth import faults
-from commtrace.synth.job import GPIPE, INTERLEAVED, ZERO_BUBBLE, Job, Layout
+from commtrace.synth.job import Job, Layout
 from commtrace.synth.rows import Message, Place, StageRows
 from commtrace.trace import schema
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
 
-FORWARD: Final = "F"
-BACKWARD: Final = "B"
-WEIGHTS: Final = "W"
 _OPTIMIZER: Final = "O"
 _SLOW_PHASE: Final = {
     FORWARD: faults.SLOW_FORWARD,
@@ -37,68 +35,12 @@ _BUCKETS: Final = 4
 """Of gradients, if their reduction overlaps the last backwards."""
 
 
-class Action(NamedTuple):
-    """A forward, a backward, or a deferred backward of the weights."""
-
-    letter: str
-    microbatch: int
-    chunk: int = 0
-
-
-def stage_order(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    if schedule == GPIPE:
-        return [Action(letter, number) for letter in (FORWARD, BACKWARD) for number in range(microbatches)]
-    total = microbatches * chunks
-    if schedule == INTERLEAVED:
-        warm_up = min((stages - stage - 1) * 2 + (chunks - 1) * stages, total)
-        forwards = [_interleaved(number, stages, chunks, FORWARD) for number in range(total)]
-        backwards = [_interleaved(number, stages, chunks, BACKWARD) for number in range(total)]
-    else:
-        warm_up = min(stages - stage - 1, total)
-        forwards = [Action(FORWARD, number) for number in range(total)]
-        backwards = [Action(BACKWARD, number) for number in range(total)]
-    order = _one_forward_one_backward(forwards, backwards, warm_up)
-    return _put_off_weights(order, stage) if schedule == ZERO_BUBBLE else order
-
-
-def ideal_step_ns(
-    schedule: str, stages: int, microbatches: int, chunks: int, forward_ns: int, backward_ns: int, weight_ns: int
-) -> int:
-    """Return the length of a step of forwards and backwards alone: (v·m + p − 1)(F + B), ns.
-
-    With at least p microbatches, the bubble of zero-bubble is (p − 1)(F + B − 2W): schedule ZB-H1 of "Zero Bubble
-    Pipeline Parallelism" (ICLR 2024).
-    """
-    work = chunks * microbatches * (forward_ns + backward_ns)
-    hidden = 2 * weight_ns if schedule == ZERO_BUBBLE else 0
-    return work + (stages - 1) * (forward_ns + backward_ns - hidden)
-
-
-def _one_forward_one_backward(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
-    order = forwards[:warm_up]
-    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
-        order += [forward, backward]
-    return order + backwards[len(forwards) - warm_up :]
-
-
-def _interleaved(number: int, stages: int, chunks: int, letter: str) -> Action:
-    """Return the n-th action in Megatron's order: p microbatches per chunk, backwards from the last chunk."""
-    round_, place = divmod(number, stages * chunks)
-    chunk, microbatch = divmod(place, stages)
-    return Action(letter, round_ * stages + microbatch, chunk if letter == FORWARD else chunks - 1 - chunk)
-
-
-def _put_off_weights(order: list[Action], stage: int) -> list[Action]:
-    """Add the backward of the weights, ``stage`` backwards later, the last ones at the end."""
-    late: list[Action] = []
-    full: list[Action] = []
-    for action in order:
-        full.append(action)
-        if action.letter == BACKWARD:
-            late.append(Action(WEIGHTS, action.microbatch, action.chunk))
-            if len(late) > stage:
-                full.append(late.pop(0))
-    return full + late
+def stage_orders(job: Job) -> list[list[Action]]:
+    """Return what each stage does in a step; the part of a backward for the inputs is its backward here."""
+    return [
+        [action._replace(letter=BACKWARD) if action.letter == INPUT else action for action in order]
+        for order in orders(job.order, job.pp, job.microbatches, job.chunks)
+    ]
 
 
 class StepTimes(NamedTuple):
@@ -142,7 +84,7 @@ class _Simulation:
         self._width = self._layout.ranks_per_stage
         self._now = [np.full(self._width, job.start_ns, np.int64) for _ in range(job.pp)]
         self._rows = [StageRows() for _ in range(job.pp)]
-        self._orders = [stage_order(job.order, stage, job.pp, job.microbatches, job.chunks) for stage in range(job.pp)]
+        self._orders = stage_orders(job)
         self._sequence: dict[tuple[int, str], int] = {}
         self._random = np.random.default_rng([job.seed, 1])
         self._step = 0
@@ -309,7 +251,7 @@ class _Simulation:
     def _compute(self, stage: int, action: Action, place: Place) -> None:
         """Run a forward or backward: one interval of work before, between and after its communications."""
         job, begin = self._job, self._now[stage]
-        split = job.order == ZERO_BUBBLE
+        split = splits_backwards(job.order)
         if action.letter == FORWARD:
             usual, kind, name = job.forward_ns, schema.FORWARD, "forward"
         elif action.letter == BACKWARD:

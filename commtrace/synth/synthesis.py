@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.errors import ConfigurationError
+from commtrace.schedule import idle_ns
 from commtrace.synth.faults import (
     CAUSES,
     LONG_MICROBATCH,
@@ -27,7 +28,7 @@ from commtrace.synth.faults import (
 )
 from commtrace.synth.job import FREE, PERFECT, Clock, Job, Layout
 from commtrace.synth.rows import NAMES, ROLES, StageColumns
-from commtrace.synth.simulation import StepTimes, ideal_step_ns, simulate
+from commtrace.synth.simulation import StepTimes, simulate
 from commtrace.trace import schema
 from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
 from commtrace.trace.files.writer import SegmentWriter
@@ -39,8 +40,6 @@ from commtrace.trace.topology import Topology, without_place
 
 _LATE_NS: Final = 5_000_000.0
 """Mean lateness of an outlier."""
-
-_SCHEDULE_NAMES: Final = {"interleaved": "interleaved 1f1b"}
 
 _AS_IS: Final = (
     "kind", "name", "lane", "step", "microbatch", "chunk", "stage", "seq", "dtype", "is_async", "id", "stalled_on",
@@ -108,7 +107,7 @@ class Synthetic:
             "coordinates": self._layout.coordinates(rank),
             "parallel": self._layout.parallel(),
             "framework": {"name": "megatron-core", "version": "synthetic"},
-            "schedule": _SCHEDULE_NAMES.get(self.job.order, self.job.order),
+            "schedule": self.job.order,
             "stages": self.job.pp,
             "chunks": self.job.chunks,
             "microbatches": self.job.microbatches,
@@ -204,9 +203,7 @@ def _truth(job: Job, layout: Layout, steps: StepTimes, mean_without: int) -> dic
             for step, (begin, last) in enumerate(zip(start, end, strict=True))
         ],
         "ideal": {
-            "pipeline_ns": ideal_step_ns(
-                job.order, job.pp, job.microbatches, job.chunks, job.forward_ns, job.backward_ns, job.weight_ns
-            ),
+            "pipeline_ns": _ideal_pipeline_ns(job),
             "step_without_faults_ns": mean_without,
             "step_without_faults_and_jitter_ns": _mean_step_ns(_exact(job)),
             "step_without_communication_ns": _mean_step_ns(replace(_exact(job), network=FREE)),
@@ -223,6 +220,12 @@ def _truth(job: Job, layout: Layout, steps: StepTimes, mean_without: int) -> dic
             for fault, without in zip(job.faults, means_without_one, strict=True)
         ],
     }
+
+
+def _ideal_pipeline_ns(job: Job) -> int | None:
+    """Return the forwards and backwards of a step and the bubble by formula; None where no formula holds."""
+    idle = idle_ns(job.order, job.pp, job.forward_ns, job.backward_ns, job.weight_ns)
+    return None if idle is None else job.chunks * job.microbatches * (job.forward_ns + job.backward_ns) + idle
 
 
 def _place(fault: Fault) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from commtrace.analysis.stragglers.verdict import format_cause
+from commtrace.findings.causes import format_cause
 from commtrace.trace.json_values import JsonObject
 
 PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "replay", "other")

@@ -23,8 +23,9 @@ from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separ
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.analysis.stragglers.verdict import HOST, RANKS, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.errors import ConfigurationError, TraceFormatError
+from commtrace.findings.causes import HOST, OF_DIVISION, RANKS
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
 from commtrace.trace.files.locate import find_run_directory
@@ -44,9 +45,6 @@ _LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
 """A job is stalled if a step takes this many times as long as usual, and at least this long."""
 
 _NOT_SEEN: Final = "Not, or no longer, in the steps shown."
-_NO_RANK: Final = ("stage_imbalance", "sequence_length_imbalance")
-"""Causes that no rank is responsible for: the rank of the finding is an example."""
-
 _PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation": "evaluation"}
 """Phases in which no step ends."""
 
@@ -354,7 +352,7 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
 
 
 def _names(several: Slow, one: Slow) -> bool:
-    if several.cause in _NO_RANK or one.cause in _NO_RANK:
+    if several.cause in OF_DIVISION or one.cause in OF_DIVISION:
         return (several.cause, several.who) == (one.cause, one.who)
     if HOST in (several.place, one.place) and several.host == one.host:
         return True

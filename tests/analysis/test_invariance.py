@@ -17,15 +17,22 @@ from commtrace.trace import blocks
 from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.run import Run
 
+SCHEDULES = [("1f1b", 1), ("gpipe", 1), ("zb1p", 1), ("interleaved_1f1b", 2), ("looped_bfs", 2)]
+
+
+def simulated(schedule: tuple[str, int], **sizes: Any) -> Job:
+    name, chunks = schedule
+    return Job(schedule=name, chunks=chunks, layers=12, **sizes)
+
+
 JOBS = st.builds(
-    Job,
+    simulated,
     tp=st.integers(1, 2),
     pp=st.integers(1, 3),
     dp=st.integers(1, 2),
     microbatches=st.just(6),
-    chunks=st.just(1),
     steps=st.integers(4, 9),
-    schedule=st.sampled_from(["1f1b", "gpipe", "zero-bubble", "interleaved"]),
+    schedule=st.sampled_from(SCHEDULES),
     overlap_grad_reduce=st.booleans(),
     missing=st.sampled_from([0.0, 0.05]),
     jitter=st.sampled_from([0.0, 0.02]),

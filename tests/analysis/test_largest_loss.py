@@ -7,8 +7,9 @@ from typing import Any
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.largest_loss import verdict
-from commtrace.analysis.stragglers.verdict import RANKS, Stretch, Verdict, format_cause
+from commtrace.analysis.stragglers.verdict import Stretch, Verdict
 from commtrace.analysis.summary import summarise
+from commtrace.findings.causes import RANKS, format_cause
 from tests.factory import make_run, span
 
 MS = 1_000_000

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
 from commtrace.analysis.hangs.examination import examine
-from commtrace.analysis.stragglers.verdict import CAUSES, PLACES
 from commtrace.cli.commands.trigger import TriggerReport
 from commtrace.cli.main import app
+from commtrace.findings.causes import CAUSES, PLACES
 from commtrace.trace.hang_report import Activity, HangReport, InFlight, OpenPhase, ThreadStack
 from commtrace.trace.json_values import fields_to_json
 from tests.analysis.hangs.test_flight_recorder import calls, hung

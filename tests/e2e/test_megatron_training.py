@@ -92,7 +92,7 @@ def test_interleaved_schedule_with_two_chunks_per_rank(tmp_path: Path) -> None:
     assert explained == {((1,), "all_gather"), ((1,), "reduce_scatter")}
     every = [0, 1, 2, 3]
     for rank, trace in run.ranks.items():
-        assert trace.topology["schedule"] == "interleaved 1f1b"
+        assert trace.topology["schedule"] == "interleaved_1f1b"
         assert trace.topology["chunks"] == trace.parallel["vpp"] == 2
         for step in range(ITERATIONS):
             assert phases(run, rank, step) == {
@@ -108,7 +108,7 @@ def test_tensor_and_sequence_parallelism(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     assert_is_as_planned(tmp_path / "run")
     for rank, trace in run.ranks.items():
-        assert trace.topology["schedule"] == "no pipelining"
+        assert trace.topology["schedule"] == "no_pipelining"
         in_forward = [row for row in rows(run, rank, schema.COLLECTIVE, step=1) if row["microbatch"] == 2]
         assert {"all_gather", "reduce_scatter"} <= {row["name"] for row in in_forward}
         assert {role_of(trace, row["group"]) for row in in_forward} == {"tp"}

@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
-from commtrace.exporters.grafana.dashboards import dashboards
-from commtrace.exporters.grafana.overview import ALERTS, FOUND
-from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules, write
 from commtrace.live.summary import trace_id
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e import prometheus
 from tests.e2e.launch import Completed, fork
+from tools.grafana.dashboards import dashboards
+from tools.grafana.overview import ALERTS, FOUND
+from tools.prometheus_rules import Timing, alerts, recording_rules, write
 
 pytestmark = [
     pytest.mark.e2e,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.stragglers.verdict import PHASES, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.cli.main import app
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
@@ -39,7 +39,7 @@ CAUSES: dict[str, tuple[tuple[str, ...], str | None, set[int]]] = {
     "gc": (("gc",), "ranks", {1}),
     "stage": (("stage_imbalance",), "stage", {2, 3}),
     "sequences": (("sequence_length_imbalance",), "job", {-1}),
-    "host": (("compute", *PHASES), "host", {1, 3}),
+    "host": (("compute", "forward", "backward", "optimizer"), "host", {1, 3}),
 }
 """By what is injected: the causes that are right, the place if only one is, and the ranks."""
 

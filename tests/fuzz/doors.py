@@ -55,13 +55,13 @@ from tests.fuzz.mutators import (
     damage_segment,
     damage_value,
 )
-from tests.importers import kineto_files
-from tests.importers import test_ascend as ascend
-from tests.importers.test_aicb_csv import AICB_LINES
-from tests.importers.test_aicb_csv import write as write_aicb_log
-from tests.importers.test_flight_recorder import entry, gloo_hang, write_dump
-from tests.importers.test_whatif import COLUMNS, two_stages, write_trace
-from tests.importers.test_workerlog import job, write_log
+from tests.interchange import test_ascend as ascend
+from tests.interchange.dumps.test_flight_recorder import entry, gloo_hang, write_dump
+from tests.interchange.simulators.test_aicb_csv import AICB_LINES
+from tests.interchange.simulators.test_aicb_csv import write as write_aicb_log
+from tests.interchange.test_workerlog import job, write_log
+from tests.interchange.traces import kineto_files
+from tests.interchange.whatif_study.test_files import COLUMNS, two_stages, write_trace
 from tests.trace.rows import mark, row, steps, write_rank
 
 Command = list[str]

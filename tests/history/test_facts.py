@@ -11,11 +11,11 @@ import pytest
 from commtrace.analysis.hangs.job_end import CUT_OFF, ENDED, FAILED, RUNNING
 from commtrace.errors import RunNotFoundError
 from commtrace.history.facts import RunFacts, facts_of, fingerprint, read_facts
-from commtrace.importers.flight_recorder import import_flight_recorder
+from commtrace.interchange.dumps.flight_recorder import import_flight_recorder
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import RankMetadata
 from tests.history.factory import BEGIN_NS, write_run
-from tests.importers.test_flight_recorder import gloo_hang
+from tests.interchange.dumps.test_flight_recorder import gloo_hang
 from tests.trace.rows import mark, steps, write_rank
 
 LATER_NS = BEGIN_NS + 3600 * 10**9

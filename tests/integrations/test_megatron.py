@@ -230,7 +230,7 @@ def test_a_call_of_a_schedule_is_a_step_and_tells_its_shape(tracer: NotingTracer
 
     assert tracer.notes == ["step", "step"]
     assert {name: tracer.topology[name] for name in ("schedule", "stages", "chunks", "microbatches")} == {
-        "schedule": "no pipelining",
+        "schedule": "no_pipelining",
         "stages": 1,
         "chunks": 2,
         "microbatches": 4,

@@ -51,7 +51,7 @@ def test_chunks_take_turns_between_the_stages() -> None:
         ({"tp": 0}, "tp is 0: give a number above 0"),
         ({"sequence_parallel": True}, "divides activations over tp, which is 1"),
         ({"chunks": 2}, "2 chunks need a pipeline"),
-        ({"pp": 4, "chunks": 2, "microbatches": 6}, "multiple of pp .4. microbatches, not 6"),
+        ({"pp": 4, "chunks": 2, "microbatches": 6}, "groups of the 4 stages: 6 is no multiple"),
         ({"zero_stage": 4}, "DeepSpeed has 0, 1, 2 and 3"),
         ({"zero_stage": 1, "distributed_optimizer": True}, "give one of them"),
         ({"dp": 4, "ep": 3}, "is no multiple of expert_tp · ep .3.: lower ep"),

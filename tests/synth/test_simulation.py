@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from commtrace.schedule import WRITTEN
 from commtrace.synth import FREE, Job, synthesize
-from commtrace.synth.simulation import stage_order
+from commtrace.synth.simulation import stage_orders
 
 
 def _exact(**settings: object) -> Job:
@@ -33,12 +34,11 @@ def test_put_off_weights_shorten_the_bubble(stages: int, microbatches: int) -> N
     assert synthesize(job).truth["steps"][0]["duration_ns"] == 30 * microbatches + 10 * (stages - 1)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
+@pytest.mark.parametrize("schedule", WRITTEN)
 def test_every_stage_does_all_of_its_work_once(schedule: str) -> None:
-    chunks = 2 if schedule == "interleaved" else 1
-    for stage in range(4):
-        order = stage_order(schedule, stage, 4, 8, chunks)
-        letters = "FBW" if schedule == "zero-bubble" else "FB"
+    chunks = 1 if schedule in ("gpipe", "1f1b", "zb1p") else 2
+    for order in stage_orders(_exact(pp=4, microbatches=8, schedule=schedule, chunks=chunks)):
+        letters = "FBW" if "z" in schedule else "FB"
         everything = {(letter, number, chunk) for letter in letters for number in range(8) for chunk in range(chunks)}
 
         assert sorted(order) == sorted(everything)

@@ -37,7 +37,7 @@ from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, f
 from commtrace.analysis.matching.coverage import cover_groups, find_coverage
 from commtrace.analysis.matching.mismatches import find_mismatches
 from commtrace.analysis.matching.roles import find_roles
-from commtrace.analysis.stragglers.advice import exclude_nodes
+from commtrace.findings.nodes import exclude_nodes
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import AskProcess, unknown_process

@@ -25,18 +25,12 @@ from commtrace.analysis.pipeline.bubble import (
     measure_waits,
     replayed_bubbles,
 )
-from commtrace.analysis.pipeline.schedule import (
-    UNKNOWN,
-    Schedule,
-    recognise,
-    theoretical_fraction_of_phase,
-    theoretical_ratio_to_work,
-)
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.program import common_steps
 from commtrace.analysis.replay.step_statistics import StatisticsParts
 from commtrace.analysis.windows.run import LargeRun, WholeRun
+from commtrace.schedule import UNKNOWN, Recognised, bubble, recognise
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -52,7 +46,7 @@ class Pipeline:
     (p − 1)/(v·m + p − 1), or over the work, (p − 1)/(v·m); None where no formula holds.
     """
 
-    schedule: str  # see commtrace.analysis.pipeline.schedule
+    schedule: str  # see commtrace.schedule
     reason: str  # why it is unknown; else empty
     stages: int  # p
     chunks: int  # v, per stage
@@ -135,7 +129,7 @@ class PipelineTotals:
         schedule = _of_several_pipelines(by_stage, self.last_step) or recognise(orders, chunks)
         bubbles = bubbles_of_stages(self.ranks, causes.ranks if causes else {})
         shares = _shares(bubbles)
-        sizes = (schedule.name, len(first), chunks, microbatches)
+        theory = bubble(schedule.name, len(first), microbatches, chunks)
         return Pipeline(
             schedule=schedule.name,
             reason=schedule.reason,
@@ -143,9 +137,9 @@ class PipelineTotals:
             chunks=chunks,
             microbatches=microbatches,
             idle_fraction_of_phase=shares.idle_of_phase,
-            theoretical_fraction_of_phase=theoretical_fraction_of_phase(*sizes),
+            theoretical_fraction_of_phase=theory.fraction_of_step if theory else None,
             idle_ratio_to_work=shares.idle_to_work,
-            theoretical_ratio_to_work=theoretical_ratio_to_work(*sizes),
+            theoretical_ratio_to_work=theory.ratio_to_work if theory else None,
             phase_fraction_of_step=shares.phase_of_step,
             bubble_fraction_of_step=shares.bubble_of_step,
             drain_fraction_of_step=shares.drain_of_step,
@@ -197,12 +191,12 @@ def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
     return replayed_bubbles(rows.run, analysis.program, rows.roles, work_ns, ideal.of_transfers(analysis.transfers))
 
 
-def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Schedule | None:
+def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Recognised | None:
     """Return an unknown schedule if ranks of one stage differ, as one rank cannot stand for them; else None."""
     for stage, (first, *others) in by_stage.items():
         for other in others:
             if not np.array_equal(orders[first].letter == "F", orders[other].letter == "F"):
-                return Schedule(
+                return Recognised(
                     UNKNOWN,
                     f"Ranks {first} and {other}, both of stage {stage}, run different forwards and backwards in a "
                     "step: there is more than one pipeline, or some of them were not recorded.",

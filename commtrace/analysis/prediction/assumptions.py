@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.prediction.changes import Changes
-from commtrace.analysis.prediction.orders import FORWARD
 from commtrace.analysis.prediction.parts import Parts
 from commtrace.analysis.prediction.rebuilt_steps import StageLengths
 from commtrace.errors import ConfigurationError
+from commtrace.schedule import FORWARD
 
 CONFIDENCE: Final = 2.0
 """Standard errors to either side."""

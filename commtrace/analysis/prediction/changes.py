@@ -16,13 +16,11 @@ from typing import Final, NamedTuple
 
 from commtrace.analysis.communication.rates import parse_rate
 from commtrace.errors import ConfigurationError
+from commtrace.schedule import WRITTEN, schedule_named, with_chunks
 
 ALL_ROLES: Final = "all"
 PERFECT: Final = "perfect"
 NONE: Final = "none"
-
-ORDER_NAMES: Final = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-"""Schedules that a prediction can run."""
 
 _UNITS_NS: Final = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _FACTOR: Final = re.compile(r"([0-9.]+)x")
@@ -108,14 +106,14 @@ class Changes:
     """Everything that a prediction changes; by default nothing.
 
     Raises:
-        ConfigurationError: a change has no effect without another one.
+        ConfigurationError: a change has no effect without another one, or no such schedule can be written.
     """
 
     bandwidth: tuple[BandwidthChange, ...] = ()
     latency: tuple[LatencyChange, ...] = ()
     overlap: tuple[OverlapChange, ...] = ()
     without_slow_ranks: tuple[int, ...] = ()
-    schedule: str = ""  # of ORDER_NAMES; "": as recorded
+    schedule: str = ""  # any name of one that can be written, kept as it is printed; "": as recorded
     chunks: int | None = None  # v; None: as recorded
     microbatches: int | None = None  # m, per replica and step; None: as recorded
     layers: tuple[int, ...] = ()  # of each stage, after the move; empty: as recorded
@@ -124,6 +122,8 @@ class Changes:
     weight_share: float | None = None  # of a backward, which computes the gradients of weights
 
     def __post_init__(self) -> None:
+        if self.schedule:
+            object.__setattr__(self, "schedule", schedule_named(self.schedule, WRITTEN))
         if self.layers_before and not self.layers:
             raise ConfigurationError(
                 f"--layers-before {','.join(map(str, self.layers_before))} moves no layers: say with --layers how many "
@@ -153,7 +153,7 @@ class Changes:
             ranks = ", ".join(map(str, self.without_slow_ranks))
             phrases.append(f"rank{'s' * (len(self.without_slow_ranks) > 1)} {ranks} as fast as the others")
         if self.schedule:
-            phrases.append(f"schedule {self.schedule}")
+            phrases.append(f"schedule {with_chunks(self.schedule, self.chunks or 1)}")
         if self.chunks is not None:
             phrases.append(f"{self.chunks} chunk{'s' * (self.chunks > 1)} per stage")
         if self.microbatches is not None:

@@ -14,12 +14,12 @@ import numpy as np
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.analysis.prediction.durations import Durations, overlapping
-from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.analysis.prediction.recorded_steps import LaneTimes, RecordedSteps, lane_times
 from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.program import stage_of
 from commtrace.analysis.statistics import exact_of_each
 from commtrace.errors import ConfigurationError
+from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64

@@ -15,16 +15,6 @@ import numpy as np
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.pipeline.observed import pipeline_totals
-from commtrace.analysis.pipeline.schedule import (
-    GPIPE,
-    INTERLEAVED,
-    INTERLEAVED_ZERO_BUBBLE,
-    LOOPED_BFS,
-    ONE_F_ONE_B,
-    UNKNOWN,
-    ZB1P,
-)
-from commtrace.analysis.prediction import orders
 from commtrace.analysis.prediction.assumptions import (
     CONFIDENCE,
     Assumption,
@@ -57,6 +47,18 @@ from commtrace.analysis.prediction.rebuilt_steps import (
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.program import common_steps
 from commtrace.errors import CommtraceError, ConfigurationError
+from commtrace.schedule import (
+    ONE_F_ONE_B,
+    UNKNOWN,
+    WEIGHTS,
+    WRITTEN,
+    ZB1P,
+    Action,
+    as_chunked,
+    orders,
+    splits_backwards,
+    with_chunks,
+)
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
 
@@ -76,15 +78,6 @@ FEWEST_STEPS: Final = 4
 
 TARGET_ERROR: Final = 0.02
 """Largest error of the replay of the run itself, as a share, that is called faithful."""
-
-_ORDER_OF: Final = {
-    GPIPE: orders.GPIPE,
-    LOOPED_BFS: orders.GPIPE,
-    ONE_F_ONE_B: orders.ONE_F_ONE_B,
-    INTERLEAVED: orders.INTERLEAVED,
-    ZB1P: orders.ZERO_BUBBLE,
-    INTERLEAVED_ZERO_BUBBLE: orders.ZERO_BUBBLE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +391,7 @@ class _Plan(NamedTuple):
     """The schedule of a prediction."""
 
     schedule: str  # recognised
-    orders: tuple[tuple[orders.Action, ...], ...]  # by stage; empty: as recorded
+    orders: tuple[tuple[Action, ...], ...]  # by stage; empty: as recorded
     chunks: int
     microbatches: int
     lengths: tuple[StageLengths, ...]  # by stage
@@ -413,20 +406,20 @@ class _Plan(NamedTuple):
         microbatches = parts.microbatches if changes.microbatches is None else changes.microbatches
         chunks = _chunks(parts, changes)
         schedule = _schedule(recognised, chunks, changes)
-        planned: tuple[tuple[orders.Action, ...], ...] = ()
+        planned: tuple[tuple[Action, ...], ...] = ()
         if changes.schedule or changes.chunks is not None or microbatches != parts.microbatches:
             if not schedule:
                 reason = found.reason if found and found.reason else f"commtrace calls it {recognised}"
                 raise ConfigurationError(
                     f"The schedule of this run cannot be written anew ({reason}). Say which one to run: "
-                    f"--schedule {', '.join(known_schedules())}."
+                    f"--schedule {', '.join(WRITTEN)}."
                 )
             _check_actions(parts, schedule, microbatches, chunks)
-            planned = orders.orders_of(schedule, parts.stages, microbatches, chunks)
+            planned = orders(schedule, parts.stages, microbatches, chunks)
         _check_recompute(parts, changes)
-        splits = schedule == orders.ZERO_BUBBLE if schedule else _has_weights(parts)
+        splits = splits_backwards(schedule) if schedule else _has_weights(parts)
         _check_weight_share(changes, splits=splits)
-        assumes_weights = schedule == orders.ZERO_BUBBLE and not _tells_weights(parts, changes)
+        assumes_weights = splits_backwards(schedule) and not _tells_weights(parts, changes)
         lengths = stage_lengths(parts, changes)
         assumed = assumptions(parts, changes, lengths, assumes_weights=assumes_weights)
         notes = (*_notes(parts, changes, chunks, microbatches, assumes_weights), *notes_on_layers(parts, changes))
@@ -457,27 +450,17 @@ class _Plan(NamedTuple):
         return rebuild_steps(recorded, durations, parts, work, self.chunks, _transfers(parts)).step_ns
 
 
-def known_schedules() -> tuple[str, ...]:
-    """Return the schedules that a prediction can run."""
-    return orders.GPIPE, orders.ONE_F_ONE_B, orders.INTERLEAVED, orders.ZERO_BUBBLE
-
-
 def _chunks(parts: Parts, changes: Changes) -> int:
     if changes.chunks is not None:
         return changes.chunks
-    return 1 if changes.schedule == orders.ONE_F_ONE_B else parts.chunks
+    return 1 if changes.schedule == ONE_F_ONE_B else parts.chunks
 
 
 def _schedule(recognised: str, chunks: int, changes: Changes) -> str:
     """Return the schedule to run; empty if it is none that can be written anew."""
     if changes.schedule:
-        return changes.schedule
-    schedule = _ORDER_OF.get(recognised, "")
-    if chunks > 1 and schedule == orders.ONE_F_ONE_B:
-        return orders.INTERLEAVED
-    if chunks == 1 and schedule == orders.INTERLEAVED:
-        return orders.ONE_F_ONE_B
-    return schedule
+        return with_chunks(changes.schedule, chunks)
+    return as_chunked(recognised, chunks) if recognised in WRITTEN else ""
 
 
 def _tells_weights(parts: Parts, changes: Changes) -> bool:
@@ -486,7 +469,7 @@ def _tells_weights(parts: Parts, changes: Changes) -> bool:
 
 
 def _has_weights(parts: Parts) -> bool:
-    return any(action.letter == orders.WEIGHTS for rank in parts.lanes for action in rank[0].actions)
+    return any(action.letter == WEIGHTS for rank in parts.lanes for action in rank[0].actions)
 
 
 def _notes(parts: Parts, changes: Changes, chunks: int, microbatches: int, assumes_weights: bool) -> Iterator[str]:
@@ -512,7 +495,7 @@ def _notes(parts: Parts, changes: Changes, chunks: int, microbatches: int, assum
 def _check_actions(parts: Parts, schedule: str, microbatches: int, chunks: int) -> None:
     """Refuse steps that would take minutes and gigabytes to rebuild; as many actions as were recorded are fine."""
     lanes = [lane for rank in parts.lanes for lane in rank]
-    of_a_microbatch = chunks * (3 if schedule == orders.ZERO_BUBBLE else 2)
+    of_a_microbatch = chunks * (3 if splits_backwards(schedule) else 2)
     most = max(MOST_ACTIONS, sum(len(lane.actions) for lane in lanes))
     if len(lanes) * microbatches * of_a_microbatch > most:
         raise ConfigurationError(
@@ -526,7 +509,7 @@ def _check_weight_share(changes: Changes, *, splits: bool) -> None:
     if changes.weight_share is not None and not splits:
         raise ConfigurationError(
             f"--weight-share {changes.weight_share:g} has no effect, as no backward is split: add --schedule "
-            "zero-bubble, or leave it out"
+            f"{ZB1P}, or leave it out"
         )
 
 

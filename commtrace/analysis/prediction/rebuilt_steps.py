@@ -17,12 +17,12 @@ import numpy as np
 
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.durations import Durations
-from commtrace.analysis.prediction.orders import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.analysis.prediction.parts import LaneParts, Parts, places_in_a_loop
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.edges import work_between, worked_before
 from commtrace.analysis.replay.graph import ReplayGraph
 from commtrace.errors import ConfigurationError
+from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.trace.spans import Bool, Int64
 
 HALF: Final = 0.5

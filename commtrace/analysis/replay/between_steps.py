@@ -13,12 +13,11 @@ import numpy as np
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, union
 from commtrace.analysis.replay.program import Program
+from commtrace.findings.causes import CHECKPOINT, EVALUATION
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64, Spans
 
-CHECKPOINT: Final = "checkpoint"
-EVALUATION: Final = "evaluation"
 ON_PURPOSE: Final[Mapping[str, int]] = {CHECKPOINT: schema.CHECKPOINT, EVALUATION: schema.EVALUATION}
 """The kinds of spans by cause. Of nested ones the first counts."""
 

@@ -17,7 +17,6 @@ from commtrace.analysis.keys import find_rows
 from commtrace.analysis.replay.program import Program
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, narrow
 from commtrace.analysis.replay.step_statistics import (
-    PAUSES,
     Entries,
     StepStatistics,
     Traffic,
@@ -28,6 +27,7 @@ from commtrace.analysis.replay.step_statistics import (
 )
 from commtrace.analysis.statistics import Float64
 from commtrace.errors import CommtraceError
+from commtrace.findings.causes import PAUSES
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 

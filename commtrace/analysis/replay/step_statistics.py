@@ -12,20 +12,16 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from commtrace.analysis.keys import find_rows, grouped, pack
-from commtrace.analysis.replay.between_steps import CHECKPOINT, EVALUATION, BetweenSteps
+from commtrace.analysis.replay.between_steps import BetweenSteps
 from commtrace.analysis.replay.edges import Transfers
 from commtrace.analysis.replay.program import Program, class_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, first_of_phase
 from commtrace.analysis.statistics import Float64
+from commtrace.findings.causes import CHECKPOINT, DATA, EVALUATION, GC, PAUSES
 from commtrace.trace.blocks import pick
 from commtrace.trace.metadata import OUTSIDE
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
-
-DATA: Final = "data"
-GC: Final = "gc"
-PAUSES: Final = (DATA, GC, CHECKPOINT, EVALUATION)
-"""Causes with spans of their own that are no work."""
 
 MOST_ROWS: Final = 3_000_000
 """Rows of work and transfers that are kept, about 30 bytes each. Of a longer run, steps are drawn with half as many."""

@@ -28,13 +28,14 @@ from commtrace.analysis.stragglers.slow_ranks import (
     share_of_longer_steps,
 )
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import CHECKPOINT, DATA, EVALUATION, GC, LOSSES, Cause, cause_or_loss
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, end_to_end
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Bool, Int8, Int32, Int64, Spans
 
-EVALUATION, CHECKPOINT, GC, DATA, COMPUTE, COMMUNICATION, MEMORY, USER, IDLE, NOTHING = (
-    "evaluation", "checkpoint", "gc", "data", "compute", "communication", "memory", "user", "idle", "nothing",
+COMPUTE, COMMUNICATION, MEMORY, USER, IDLE, NOTHING = (
+    "compute", "communication", "memory", "user", "idle", "nothing",
 )  # fmt: skip
 
 _ACTIVITY_OF_KIND: Final[Mapping[int, str]] = {
@@ -64,33 +65,8 @@ _ACTIVITY_OF_PRIORITY: Final = np.array([_ACTIVITIES.index(activity) for activit
 _UNKNOWN: Final = -1
 """The activity of a rank whose clock cannot be compared with that of the waiting rank."""
 
-_ACTIVITY_TEXT: Final = {
-    EVALUATION: "evaluating",
-    CHECKPOINT: "saving or loading a checkpoint",
-    GC: "collecting garbage",
-    DATA: "waiting for input",
-    COMPUTE: "computing for longer",
-    COMMUNICATION: "communicating, or waiting itself",
-    MEMORY: "copying memory",
-    IDLE: "idle, as its host launched nothing",
-    USER: "in a span of the script's own",
-    NOTHING: "doing something that no span names",
-}
-
-NEXT_STEP: Final = {
-    EVALUATION: "Evaluate on all ranks together, or less often.",
-    CHECKPOINT: "Save on all ranks together (sharded), asynchronously, or less often.",
-    GC: "Disable the collector and collect on all ranks in the same step.",
-    DATA: "Give the input of this rank more workers or a deeper prefetch.",
-    COMPUTE: "Balance the ranks: look at the length of its microbatches and at its device.",
-    COMMUNICATION: "Look at what this rank waited for itself.",
-    MEMORY: "Copy beside computation: from pinned memory, on a stream of its own.",
-    IDLE: "Look at what its host did: input, synchronisation, slow launches.",
-    USER: "Move that work off this rank, or do it on all ranks together.",
-    NOTHING: "Name what it does with commtrace.span.",
-}
-
-_NEXT_STEP_OF_UNKNOWN: Final = "Its clock cannot be compared with those of the ranks that wait: look at its own time."
+_CAUSE_OF_ACTIVITY: Final = {COMPUTE: "imbalance", COMMUNICATION: "waiting", NOTHING: "unknown"}
+"""What a rank that others wait for is to blame for, if that is called otherwise than its activity."""
 
 _STANDS_OUT: Final = 1.5
 """Multiple of the share that each rank would have if all were waited for equally."""
@@ -117,6 +93,10 @@ class AwaitedActivity:
     wait_ns: int
     when: Occurrence
 
+    @property
+    def cause(self) -> Cause:
+        return cause_or_loss(_CAUSE_OF_ACTIVITY.get(self.activity, self.activity))
+
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
@@ -131,7 +111,7 @@ class Awaited:
     def describe(self) -> str:
         """Return ``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, …)``."""
         texts = [
-            f"{_ACTIVITY_TEXT[one.activity]} ({one.wait_ns / self.wait_ns:.0%}"
+            f"{one.cause.activity} ({one.wait_ns / self.wait_ns:.0%}"
             + (f", {one.when.describe()}, summed over ranks)" if one.when.is_rare else ")")
             for one in self.activities
             if one.wait_ns >= _WORTH_A_WORD * self.wait_ns
@@ -142,7 +122,7 @@ class Awaited:
 
     @property
     def next_step(self) -> str:
-        return NEXT_STEP[self.activities[0].activity] if self.activities else _NEXT_STEP_OF_UNKNOWN
+        return self.activities[0].cause.advice if self.activities else LOSSES["unaligned_clock"].advice
 
     def to_json(self) -> JsonObject:
         return {

@@ -11,16 +11,15 @@ import numpy as np
 
 from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
-from commtrace.analysis.replay.step_statistics import PAUSES
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.limits import FAR_LONGER, MOST_OF_PHASE, ONE_PHASE, SLOWER_THAN_OTHERS
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
 from commtrace.analysis.stragglers.pauses import times_longer
 from commtrace.analysis.stragglers.places import Place, places_of
-from commtrace.analysis.stragglers.slow_ranks import MEANT, MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
-from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, PHASES, RANKS, format_cause
+from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import CAUSES, HOST, MEANT, PAUSES, RANKS, format_cause
 from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
 
@@ -89,8 +88,8 @@ def _sentences(
     yield _in_numbers(found, place, cause, members, how_often)
     if cause == "compute" and len(members) > 1 and members[0].beyond == WORK:
         yield from _in_phases_of_their_own(found.work, members)
-    if cause in PHASES:
-        yield ONLY_PHASE.format(phase=PHASES[cause])
+    if phase := CAUSES[cause].phase:
+        yield ONLY_PHASE.format(phase=phase)
     if device is not None and is_of_device(place, cause):
         yield device_sentence(device, members[0].rank, len(members))
 
@@ -101,7 +100,7 @@ def _in_phases_of_their_own(work: WorkStatistics, members: Sequence[SlowRank]) -
     for rank in sorted(member.rank for member in members):
         ranks.setdefault(slow_phase(work, {rank}), []).append(rank)
     if len(ranks) > 1 and "" not in ranks:
-        of_phases = ", ".join(f"on {format_ranks(own)} only the {PHASES[phase]}" for phase, own in ranks.items())
+        of_phases = ", ".join(f"on {format_ranks(own)} only the {CAUSES[phase].phase}" for phase, own in ranks.items())
         yield f"Not all of them in the same phase: {of_phases}."
 
 
@@ -162,7 +161,7 @@ def format_phases(work: WorkStatistics, rank: int) -> str:
     return ", ".join(
         f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
         for kind, phase in _PHASES.items()
-        for name, own, peers in [(PHASES[phase], *_per_phase(work, rank, kind))]
+        for name, own, peers in [(CAUSES[phase].phase, *_per_phase(work, rank, kind))]
         if own - peers > _DIFFERS * peers
     )
 
@@ -228,7 +227,7 @@ def are_throttled(devices: Sequence[DeviceEvidence | None]) -> bool:
 
 def is_of_device(place: str, cause: str) -> bool:
     """Return whether the device may be the reason that ranks of this place are slow for this cause."""
-    return cause in ("compute", THROTTLED, *PHASES) or place != RANKS
+    return place != RANKS or CAUSES[cause].mended_at == "device" or bool(CAUSES[cause].phase)
 
 
 def device_sentence(device: DeviceEvidence, rank: int, num_ranks: int) -> str:
@@ -336,7 +335,7 @@ def several_pause_longer(
     places: Mapping[int, Place], place: str, cause: str, ranks: Collection[int], excess_ms: Iterable[float]
 ) -> str:
     """Say that ranks lose more to pauses than their peers."""
-    what = f" for {format_cause(cause)}" if cause in ACTIVITY else ""
+    what = f" for {format_cause(cause)}" if cause in PAUSES else ""
     return (
         f"{_subject(places, place, ranks)} need {format_spread(excess_ms)} ms per step more{what} than "
         "other ranks of their stages (means)."

@@ -9,9 +9,8 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Final
 
 import numpy as np
 
@@ -25,22 +24,12 @@ from commtrace.analysis.replay.scenarios import (
     Scenario,
     WithoutPauses,
 )
-from commtrace.analysis.replay.step_statistics import DATA, PAUSES, StepStatistics, WorkTable
+from commtrace.analysis.replay.step_statistics import StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.findings.causes import CAUSES, DATA, PAUSES
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
-
-_PART_OF_CAUSE: Final[Mapping[str, str | None]] = {
-    "data": "input_ns",
-    "gc": "rest_ns",
-    "checkpoint": "rest_ns",
-    "evaluation": "rest_ns",
-    "communication": "exposed_communication_ns",
-    "stage_imbalance": None,
-    "sequence_length_imbalance": None,
-}
-"""Parts that hold the costs of verdicts; of other causes it is the imbalance. None: the cost stays in the imbalance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +101,10 @@ def lost_time(
     }
     stragglers_ns = 0
     for verdict in verdicts:
-        part = _PART_OF_CAUSE.get(verdict.cause, "imbalance_ns")
-        if part is not None:
-            cost_ns = min(round(verdict.cost_ms_per_step * 1e6 * num_steps), max(parts[part], 0))
-            parts[part] -= cost_ns
+        cause = CAUSES[verdict.cause]
+        if cause.mended_at != "division":  # whose cost stays in the imbalance
+            cost_ns = min(round(verdict.cost_ms_per_step * 1e6 * num_steps), max(parts[cause.part], 0))
+            parts[cause.part] -= cost_ns
             stragglers_ns += cost_ns
     return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts)
 

@@ -18,7 +18,6 @@ from commtrace.analysis.replay.ideal import mean_work
 from commtrace.analysis.replay.scenarios import EqualMicrobatches, LongMicrobatches, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.statistics import Float64, grouped_median
-from commtrace.analysis.stragglers.advice import NEXT_STEP
 from commtrace.analysis.stragglers.costs import cost_of, gpu_hours_per_day, stands_out
 from commtrace.analysis.stragglers.limits import (
     FAR_LONGER,
@@ -30,8 +29,9 @@ from commtrace.analysis.stragglers.limits import (
     MOST_OF_EXCESS,
     SCATTER_OF_MICROBATCHES,
 )
-from commtrace.analysis.stragglers.verdict import JOB, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import JOB, advice
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -217,7 +217,7 @@ def uneven_sequences(work: WorkStatistics, replay: Replay) -> Verdict | None:
         gpu_hours_per_day=gpu_hours_per_day(work, cost.share),
         persistence=cost.persistence,
         evidence=evidence,
-        next_step=NEXT_STEP[SEQUENCES],
+        next_step=advice(SEQUENCES, 0),
         since_step=cost.first_step,
     )
 

@@ -11,7 +11,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
-from commtrace.analysis.stragglers.verdict import HOST, RANKS, TENSOR_GROUP
+from commtrace.findings.causes import HOST, RANKS, TENSOR_GROUP
 from commtrace.trace.run import Run
 
 _MOST_HOSTS: Final = 3

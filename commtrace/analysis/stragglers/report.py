@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,25 +13,21 @@ from typing import NamedTuple
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matching.operations import ONLY_KERNELS
-from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import recorded_steps
-from commtrace.analysis.stragglers.advice import exclude_nodes
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import (
     Findings,
-    MeasuredWork,
     judge_stragglers,
     measure_stragglers,
     measure_work,
 )
 from commtrace.analysis.stragglers.verdict import on_gpu
-from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
-from commtrace.analysis.whatif_traces.trace import is_whatif_run, whatif_trace_of
 from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
 from commtrace.errors import CommtraceError
+from commtrace.findings.nodes import exclude_nodes
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.run import Run
@@ -82,15 +78,20 @@ class StragglerReport:
         }
 
 
-def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) -> StragglerReport:
+def report_of_steps(
+    run: WholeRun | LargeRun, baseline: Baseline | None = None, slowdown: Callable[[Run], WhatIf] | None = None
+) -> StragglerReport:
     """Find the stragglers of a job, and replay the job without them.
+
+    Args:
+        slowdown: replays a run by other rules than ours, which take all steps at once.
 
     Raises:
         CommtraceError: no step was recorded in full, only kernels were, or the steps cannot be replayed.
     """
     path = run.recorded.path
-    if is_whatif_run(run.recorded) and isinstance(run, LargeRun):
-        run = WholeRun(analyse(path))  # the rules of the study take all steps at once
+    if slowdown is not None and isinstance(run, LargeRun):
+        run = WholeRun(analyse(path))
     if not run.steps.used:
         raise CommtraceError(f"{path}: no step was recorded in full, so nothing can be compared.")
     measured = run.measure(measure_stragglers)
@@ -98,16 +99,20 @@ def report_of_steps(run: WholeRun | LargeRun, baseline: Baseline | None = None) 
     work, recorded = measured.result.work, measured.recorded
     if work.why_not == ONLY_KERNELS:
         raise CommtraceError(f"{path}: {ONLY_KERNELS}")
-    if work.steps is None and not is_whatif_run(recorded):
-        raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
     replay = run.replay(work.steps) if work.steps else None
+    if slowdown is not None:
+        gain = slowdown(recorded)
+    elif work.steps is not None and replay is not None:
+        gain = what_if(run.aligned, work.steps, replay)
+    else:
+        raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
     findings = judge_stragglers(run.aligned, work, replay, baseline=baseline)
     return StragglerReport(
         run=recorded.any_metadata.run_id,
         attempt=recorded.any_metadata.attempt,
         alignment=run.alignment,
         problems=recorded.problems,
-        slowdown=slowdown_of(run, work, replay),
+        slowdown=gain,
         on_gpu=on_gpu(recorded),
         findings=findings,
         nodes=tuple(_nodes(recorded, verdict.ranks) for verdict in findings.verdicts),
@@ -121,8 +126,6 @@ def baseline_of(path: str | Path, workers: Workers = ALONE) -> Baseline:
     run = open_run(path, workers=workers)
     work = run.measure(measure_work).result.joined()
     if work.steps is None:
-        if is_whatif_run(run.recorded):
-            raise CommtraceError(f"{path}: traces of the what-if study are no baseline.")
         raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
     return Baseline.of(run.aligned, work.steps)
 
@@ -139,10 +142,3 @@ def _nodes(run: Run, ranks: Sequence[int]) -> NodesOfVerdict:
         tuple(f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid),
         exclude_nodes(known, (trace.metadata for trace in run.ranks.values())),
     )
-
-
-def slowdown_of(run: WholeRun | LargeRun, work: MeasuredWork, replay: Replay | None) -> WhatIf:
-    """Replay the steps; an imported trace of the what-if study, all of its steps, by the rules of its authors."""
-    if is_whatif_run(run.recorded) or work.steps is None or replay is None:
-        return analyse_whatif_trace(whatif_trace_of(run.recorded))
-    return what_if(run.aligned, work.steps, replay)

@@ -17,7 +17,6 @@ from commtrace.analysis.keys import grouped
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
 from commtrace.analysis.replay.step_statistics import Link, Traffic, TransferTable
 from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
-from commtrace.analysis.stragglers.advice import next_step
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, stands_out, total_cost
 from commtrace.analysis.stragglers.limits import (
@@ -29,8 +28,9 @@ from commtrace.analysis.stragglers.limits import (
     SHARE_OF_HOST,
 )
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
-from commtrace.analysis.stragglers.verdict import LINK, NETWORK, RANKS, Member, Verdict
+from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import LINK, NETWORK, RANKS, advice
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -316,7 +316,7 @@ def _verdict(transfers: LinkTransfers, found: _Links, one: Suspicion, cost: Tota
         gpu_hours_per_day=cost.gpu_hours_per_day,
         persistence=cost.cost.persistence,
         evidence=_evidence(one, found),
-        next_step=next_step(_CAUSE, len(one.ranks)),
+        next_step=advice(_CAUSE, len(one.ranks)),
         members=tuple(_member(transfers, found, one, rank) for rank in one.ranks),
         stretches=cost.stretches,
         since_step=cost.since_step,

@@ -12,10 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.replay.between_steps import CHECKPOINT, EVALUATION
 from commtrace.analysis.replay.scenarios import NormalSpeed
 from commtrace.analysis.replay.segments import BETWEEN, ends_with_a_phase
-from commtrace.analysis.replay.step_statistics import DATA, GC, PAUSES
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART, Float64, error_of_means
 from commtrace.analysis.stragglers.change_points import (
     Series,
@@ -44,6 +42,7 @@ from commtrace.analysis.stragglers.microbatches import (
 from commtrace.analysis.stragglers.normal import BASELINE, PAST, Judged, Work, judge
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import DATA, GC, MEANT, PAUSES
 from commtrace.trace.spans import Bool, Int32, Int64
 
 WORK: Final = "work"
@@ -51,8 +50,6 @@ SELDOM: Final = "seldom"
 """Work that is far longer in some steps, of a rank that is as fast as others in most: its mean counts as well."""
 MICROBATCHES: Final = "microbatches"
 """Work on a few microbatches that are longer than those of others: their mean counts as well."""
-MEANT: Final = (CHECKPOINT, EVALUATION)
-"""Pauses that a program makes on purpose: a single one is reported if it costs enough and no other rank takes part."""
 
 _NO_DP: Final = ("tp", "cp", "ep")
 """Ranks that differ in one of these coordinates may load different shares of the input, or none."""

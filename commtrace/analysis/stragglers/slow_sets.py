@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
-from commtrace.analysis.stragglers.advice import NOW_AND_THEN, next_step
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, total_cost
 from commtrace.analysis.stragglers.evidence import (
     THROTTLED,
@@ -26,9 +25,10 @@ from commtrace.analysis.stragglers.evidence import (
 )
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
-from commtrace.analysis.stragglers.slow_ranks import MEANT, SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
-from commtrace.analysis.stragglers.verdict import RANKS, Member, Verdict
+from commtrace.analysis.stragglers.slow_ranks import SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
+from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import MEANT, NOW_AND_THEN, RANKS, advice
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -266,7 +266,7 @@ def _verdict(
         evidence=evidence_of(
             found, key.place, cause, members, _how_often(found.work, persistence, cost), devices[0] if devices else None
         ),
-        next_step=NOW_AND_THEN if first.beyond == SELDOM else next_step(cause, len(members), key.place),
+        next_step=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
         occurrence=cost.cost.when.describe() if in_few_steps else "",
         members=tuple(
             Member(

@@ -15,7 +15,6 @@ import numpy as np
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.scenarios import MEASURED, NormalStages, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
-from commtrace.analysis.stragglers.advice import NEXT_STEP, STAGE_THAT_CHANGED
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.costs import TotalCost, total_cost
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
@@ -32,8 +31,9 @@ from commtrace.analysis.stragglers.normal import (
     judge,
 )
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
-from commtrace.analysis.stragglers.verdict import STAGE, Member, Verdict
+from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import STAGE, STAGE_THAT_CHANGED, advice
 from commtrace.trace.spans import Bool, Int64
 
 _CAUSE: Final = "stage_imbalance"
@@ -285,7 +285,7 @@ def _verdict(work: WorkStatistics, found: _Stages, own: Sequence[int], cost: Tot
         gpu_hours_per_day=cost.gpu_hours_per_day,
         persistence=cost.cost.persistence,
         evidence=_evidence(found, slowest) + _or_slow_instead(work, ranks),
-        next_step=STAGE_THAT_CHANGED if changed else NEXT_STEP[_CAUSE],
+        next_step=STAGE_THAT_CHANGED if changed else advice(_CAUSE, len(ranks)),
         members=_members(work, found, ranks),
         stretches=cost.stretches,
         since_step=cost.since_step,

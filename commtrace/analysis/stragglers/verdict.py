@@ -3,42 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from commtrace.analysis.clocks.time_of_day import iso_utc_if_known
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
-
-RANKS: Final = "ranks"
-HOST: Final = "host"
-TENSOR_GROUP: Final = "tensor_group"
-STAGE: Final = "stage"
-LINK: Final = "link"
-NETWORK: Final = "network"
-JOB: Final = "job"
-
-PLACES: Final = (RANKS, HOST, TENSOR_GROUP, STAGE, LINK, NETWORK, JOB)
-"""Places of lost time: ranks that have nothing else in common; a host or a tensor-parallel group with nearly all of its
-ranks slow; a pipeline stage; a link between ranks; the network of hosts; changing ranks of the job."""
-
-CAUSES: Final = (
-    "compute",
-    "forward",
-    "backward",
-    "optimizer",
-    "throttled_device",
-    "communication",
-    "data",
-    "gc",
-    "checkpoint",
-    "evaluation",
-    "late_launch",
-    "stage_imbalance",
-    "sequence_length_imbalance",
-    "unknown",
-)
-"""Reasons: ``forward``, ``backward`` and ``optimizer`` if only that phase is slow, ``compute`` if all work is;
-``late_launch`` if a phase begins late, and nothing that has a span came before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +77,6 @@ class Verdict:
         return {**fields, "stretches": stretches, "since_utc": iso_utc_if_known(self.since_ns)}
 
 
-def format_cause(cause: str) -> str:
-    """Return ``stage imbalance``, ``slow backward``; ``cause unknown`` without evidence."""
-    if cause in PHASES:
-        return f"slow {PHASES[cause]}"
-    if cause in _NOUNS:
-        return _NOUNS[cause]
-    return "cause unknown" if cause == "unknown" else cause.replace("_", " ")
-
-
 def format_since_step(step: int, within: int) -> str:
     """Return ``step 30``, or ``about step 32 (± 8)``; empty if the step is not known."""
     if step < 0:
@@ -132,17 +92,3 @@ def on_gpu(run: Run) -> bool:
 def is_gpu(device: str) -> bool:
     """Return whether the name of a rank's device is that of a GPU."""
     return bool(device) and not device.endswith("cpu") and not device.startswith("simulated")
-
-
-PHASES: Final = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
-"""The causes that are one phase, in words."""
-
-_NOUNS: Final = {"data": "input", "gc": "garbage collection"}
-
-ACTIVITY: Final = {
-    "data": "waiting for input",
-    "gc": "collecting garbage",
-    "checkpoint": "saving",
-    "evaluation": "evaluating",
-}
-"""Activities of ranks, by cause, for causes with spans of their own."""

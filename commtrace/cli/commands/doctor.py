@@ -31,7 +31,7 @@ from commtrace.cli.self_check import Check, check_installation
 from commtrace.cli.views import attempt_lines, clock_line, moved_ranks_lines
 from commtrace.cli.worlds import job_verdict, worlds_of_job
 from commtrace.errors import ConfigurationError, ImportFileError
-from commtrace.importers.flight_recorder import read_flight_record, with_members
+from commtrace.interchange.dumps.flight_recorder import read_flight_record, with_members
 from commtrace.trace.files.jobs import World
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.metadata import IMPORTED_FROM, UNKNOWN_ROLE

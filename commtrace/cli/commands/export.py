@@ -18,8 +18,8 @@ from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, RunsArgument, S
 from commtrace.cli.output import PlainConsole, duration, share, write_csv, write_parquet
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
-from commtrace.exporters.simulators import aicb_log, aiob, simai_result
-from commtrace.exporters.simulators.simai_of_run import roles_of_groups, workload_of_rank
+from commtrace.interchange.simulators import aicb_log, aiob, simai_result
+from commtrace.interchange.simulators.simai_of_run import roles_of_groups, workload_of_rank
 
 _MANY_SLICES = 2_000_000
 

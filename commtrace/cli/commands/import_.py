@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from commtrace.errors import ConfigurationError
-from commtrace.importers.rows import Imported
 from commtrace.installation import own_command
+from commtrace.interchange.rows import Imported
 from commtrace.trace.inputs import printable_lines
 
 
@@ -106,7 +106,7 @@ def _import_kineto(
     ranks_per_host: int,
     on_file: Callable[[Path], None],
 ) -> Imported:
-    from commtrace.importers.kineto import KinetoOptions, import_kineto
+    from commtrace.interchange.traces.kineto import KinetoOptions, import_kineto
 
     options = KinetoOptions(pattern or None, steps_of_profiler, ranks_per_host)
     return import_kineto(files, output, options, on_file=on_file)
@@ -122,24 +122,24 @@ def _import(
 ) -> Imported:
     # Imported where they are needed: the modules of all formats would double the time to import a small trace.
     if kind is Kind.FLIGHT_RECORDER:
-        from commtrace.importers.flight_recorder import import_flight_recorder
+        from commtrace.interchange.dumps.flight_recorder import import_flight_recorder
 
         return import_flight_recorder(files, output, ranks_per_host=ranks_per_host, on_file=on_file)
     if kind is Kind.INSPECTOR:
-        from commtrace.importers.inspector import import_inspector
+        from commtrace.interchange.dumps.inspector import import_inspector
 
         return import_inspector(files, output, on_file=on_file)
     if kind is Kind.WORKERLOG:
-        from commtrace.importers.workerlog import import_workerlog
+        from commtrace.interchange.workerlog import import_workerlog
 
         return import_workerlog(files, output, on_file=on_file)
     if len(files) != 1:
         what = "Parquet file of a job" if kind is Kind.WHATIF else "log of a benchmark"
         raise ConfigurationError(f"{kind.value} takes the one {what}, and {len(files)} were given.")
     if kind is Kind.AICB_CSV:
-        from commtrace.importers.aicb_csv import import_aicb_csv
+        from commtrace.interchange.simulators.aicb_csv import import_aicb_csv
 
         return import_aicb_csv(files[0], output, on_file=on_file)
-    from commtrace.importers.whatif import import_whatif
+    from commtrace.interchange.whatif_study.files import import_whatif
 
     return import_whatif(files[0], output, meta=meta, on_file=on_file)

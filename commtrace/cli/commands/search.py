@@ -16,13 +16,13 @@ from commtrace.cli.arguments import STEPS_HELP, JsonOption, given_memory_gib
 from commtrace.cli.found_layouts import print_search, search_json
 from commtrace.cli.output import wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.interchange.aceso.profile import has_aceso_profile
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
 from commtrace.planning.plan import plan_notes
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
-from commtrace.search.aceso_profile import has_aceso_profile
 from commtrace.search.costs import measure_costs
 from commtrace.search.layouts import search_layouts
 from commtrace.search.links import given_bandwidths

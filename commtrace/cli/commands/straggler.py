@@ -17,7 +17,6 @@ from rich.markup import escape
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
 from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_of_steps
-from commtrace.analysis.stragglers.verdict import format_cause
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
@@ -35,6 +34,8 @@ from commtrace.cli.arguments import (
 from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.cli.views import print_awaited, print_basis, print_stragglers, run_line, step_attempts_lines
+from commtrace.findings.causes import format_cause
+from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
 _MOST_PARTS: Final = 8
 _WORTH_SHOWING: Final = 1.005
@@ -85,7 +86,7 @@ def straggler(
         path, reference = (Path(one).absolute() if cluster else one for one in (run, baseline))
         normal = baseline_of(reference, chosen) if baseline else None
         opened = open_run(path, steps or None, chosen)
-        report = report_of_steps(opened, normal)
+        report = report_of_steps(opened, normal, slowdown_of_study(opened.recorded))
     if json_output:
         sys.stdout.write(json.dumps({"verdict": _verdict(report), **report.to_json()}, allow_nan=False) + "\n")
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,17 +13,9 @@ from rich.progress import Progress
 
 from commtrace.errors import ConfigurationError
 from commtrace.installation import own_command
+from commtrace.schedule import WRITTEN
 from commtrace.synth import Clock, Fault, Job, random_clocks, synthesize, write
 from commtrace.synth.faults import FORMS
-
-
-class Schedule(str, Enum):
-    """The order in which stages work."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved"
-    ZERO_BUBBLE = "zero-bubble"
 
 
 def synth(
@@ -34,12 +25,17 @@ def synth(
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel size.")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="Context-parallel size.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size; divides dp · cp.")] = 1,
-    chunks: Annotated[int, typer.Option(min=1, help="Model chunks per stage (interleaved schedule).")] = 1,
+    chunks: Annotated[int, typer.Option(min=1, help="Model chunks per stage.")] = 1,
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches per replica and step.")] = 8,
     num_steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 10,
     schedule: Annotated[
-        Schedule | None, typer.Option(help="Default: 1f1b, or interleaved with several chunks.", show_default=False)
-    ] = None,
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"The schedule: {', '.join(WRITTEN)}. Default: 1f1b, or interleaved_1f1b with several chunks.",
+            show_default=False,
+        ),
+    ] = "",
     layers: Annotated[int, typer.Option(min=1, help="Layers of the whole model.")] = 8,
     overlap_grad_reduce: Annotated[
         bool, typer.Option("--overlap-grad-reduce", help="Reduce gradients while the last backwards run.")
@@ -103,7 +99,7 @@ def synth(
         chunks=chunks,
         microbatches=microbatches,
         steps=num_steps,
-        schedule=schedule.value if schedule else "",
+        schedule=schedule,
         layers=max(layers, pp * chunks),
         overlap_grad_reduce=overlap_grad_reduce,
         seed=seed,

@@ -36,6 +36,7 @@ from commtrace.cli.views import run_line
 from commtrace.errors import ConfigurationError
 from commtrace.installation import own_command
 from commtrace.planning.recorded_job import has_sizes, recorded_job
+from commtrace.schedule import WRITTEN
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
@@ -49,15 +50,6 @@ _MOST_DIGITS: Final = 3
 
 _ALL: Final = "all"
 """Every rank that ``commtrace straggler`` names."""
-
-
-class Order(str, Enum):
-    """A schedule that a prediction can run."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved"
-    ZERO_BUBBLE = "zero-bubble"
 
 
 class Switch(str, Enum):
@@ -99,7 +91,10 @@ SlowRankOption = Annotated[
         show_default=False,
     ),
 ]
-ScheduleOption = Annotated[Order | None, typer.Option(help="Another pipeline schedule.", show_default=False)]
+ScheduleOption = Annotated[
+    str,
+    typer.Option(metavar="NAME", help=f"Another pipeline schedule: {', '.join(WRITTEN)}.", show_default=False),
+]
 ChunksOption = Annotated[
     int | None, typer.Option(min=1, metavar="V", help="Model chunks per stage.", show_default=False)
 ]
@@ -144,7 +139,7 @@ def whatif(
     latency: LatencyOption = None,
     overlap: OverlapOption = None,
     without_slow_rank: SlowRankOption = None,
-    schedule: ScheduleOption = None,
+    schedule: ScheduleOption = "",
     chunks: ChunksOption = None,
     microbatches: MicrobatchesOption = None,
     layers: LayersOption = "",
@@ -164,7 +159,7 @@ def whatif(
         bandwidth=tuple(BandwidthChange.parse(text) for text in bandwidth or ()),
         latency=tuple(LatencyChange.parse(text) for text in latency or ()),
         overlap=tuple(OverlapChange.parse(text) for text in overlap or ()),
-        schedule=schedule.value if schedule else "",
+        schedule=schedule,
         chunks=chunks,
         microbatches=microbatches,
         layers=parse_layers("--layers", layers) if layers else (),

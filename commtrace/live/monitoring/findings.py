@@ -11,7 +11,8 @@ from msgspec import Meta
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
-from commtrace.analysis.stragglers.verdict import RANKS, Member, format_cause, format_since_step
+from commtrace.analysis.stragglers.verdict import Member, format_since_step
+from commtrace.findings.causes import OF_NO_RANK, RANKS, format_cause
 from commtrace.live.monitoring.wire_types import Count, Duration, Number, Text
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
@@ -23,8 +24,6 @@ BACK: Final = "back"
 
 MOST_MEANS: Final = 16
 """Limit of the kinds of work, and of the roles, with a mean."""
-
-_OF_NO_RANK: Final = ("communication", "stage_imbalance", "sequence_length_imbalance")
 
 
 class Since(NamedTuple):
@@ -171,7 +170,7 @@ def cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
         sentence = f"{who} {goes_on} ({cause}) at {clock_time(_ns(now))}: {straggler.occurrence}."
     else:
         quick = "are as fast as their peers again" if several else "is as fast as its peers again"
-        over = "no longer slows the job" if straggler.cause in _OF_NO_RANK else quick
+        over = "no longer slows the job" if straggler.cause in OF_NO_RANK else quick
         sentence = f"{who} {over} ({cause}) at {clock_time(_ns(now))}, after {_lasted(straggler, now)}."
     return LiveEvent(CLEARED, now, straggler.rank, straggler.host, sentence, replace(straggler))
 

@@ -24,9 +24,9 @@ from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAM
 from commtrace.analysis.stragglers.normal import PAST, Usual, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
 from commtrace.analysis.stragglers.places import Place, group_by_place
-from commtrace.analysis.stragglers.slow_ranks import MEANT
+from commtrace.findings.causes import MEANT, PAUSES
 from commtrace.live.monitoring.findings import Since
-from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
+from commtrace.live.monitoring.window import WORK, Pause, WindowReport
 
 _WINDOWS_WELL: Final = 16
 """Windows kept of each stage and link: the newest in which it was healthy."""

@@ -16,11 +16,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.matched import match_run
-from commtrace.analysis.replay.between_steps import CHECKPOINT
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario, replay_of
-from commtrace.analysis.replay.step_statistics import PAUSES, StepStatistics
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.choice import Window
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
@@ -43,6 +42,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import CHECKPOINT, PAUSES
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError

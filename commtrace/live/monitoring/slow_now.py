@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from commtrace.analysis.replay.step_statistics import PAUSES
-from commtrace.analysis.stragglers.advice import next_step
 from commtrace.analysis.stragglers.evidence import (
     ONLY_PHASE,
     THROTTLED,
@@ -28,7 +26,8 @@ from commtrace.analysis.stragglers.microbatches import (
 )
 from commtrace.analysis.stragglers.places import Place, format_place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import WORK
-from commtrace.analysis.stragglers.verdict import PHASES, RANKS, Member
+from commtrace.analysis.stragglers.verdict import Member
+from commtrace.findings.causes import CAUSES, PAUSES, RANKS, advice
 from commtrace.live.monitoring.findings import LiveStraggler, Since
 from commtrace.live.monitoring.sampled_replay import Price
 from commtrace.live.monitoring.window import WORK as WORDS
@@ -128,8 +127,8 @@ def straggler_of(
     elif cause == "unknown" and late:
         cause = "late_launch"
     evidence = f"{_evidence(places, place, cause, members)} {_waiting(members)}"
-    if cause in PHASES:
-        evidence += f" {ONLY_PHASE.format(phase=PHASES[cause])}"
+    if phase := CAUSES[cause].phase:
+        evidence += f" {ONLY_PHASE.format(phase=phase)}"
     if is_of_device(place, cause) and devices and devices[0] is not None:
         evidence += f" {device_sentence(devices[0], first.rank, len(members))}"
     return LiveStraggler(
@@ -142,7 +141,7 @@ def straggler_of(
         cost_ms_per_step=cost / 1e6,
         gpu_hours_per_day=cost / max(first.duration_ns, 1.0) * 24 * world_size,
         evidence=evidence,
-        next_step=next_step(cause, len(members), place),
+        next_step=advice(cause, len(members), place),
         ranks=tuple(sorted(ranks)),
         members=tuple(_member(places, one, prices.get(one.rank)) for one in members[:MOST_MEMBERS]),
     ).beginning(earliest)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.matching.stages import Flow, classes_of, not_told
-from commtrace.analysis.stragglers.advice import next_step
 from commtrace.analysis.stragglers.evidence import (
     DeviceEvidence,
     compare_devices,
@@ -36,6 +35,7 @@ from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, j
 from commtrace.analysis.stragglers.places import Place, format_place
 from commtrace.analysis.stragglers.search import NO_PEERS
 from commtrace.analysis.stragglers.verdict import Member, Verdict
+from commtrace.findings.causes import advice
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, Since, StandingFindings
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price
@@ -328,7 +328,7 @@ class Watch:
             cost_ms_per_step=one.cost_ns / 1e6,
             gpu_hours_per_day=one.cost_ns / max(self.step_ns, 1) * 24 * self._world_size,
             evidence=self._why_paused(one),
-            next_step=next_step(one.cause, len(ranks), one.place),
+            next_step=advice(one.cause, len(ranks), one.place),
             occurrence=one.when.describe(),
             steps=one.steps,
             ranks=tuple(ranks),

@@ -14,6 +14,7 @@ from commtrace.analysis.matching.stages import MOST_GROUPS, Flow
 from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.places import tensor_group_of
+from commtrace.findings.causes import PAUSES
 from commtrace.live.monitoring.findings import MOST_MEANS, JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
@@ -25,11 +26,8 @@ from commtrace.trace.metadata import DeviceState
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Int64
 
-WORK: Final = ("compute", "data", "gc", "checkpoint", "evaluation", "unknown")
+WORK: Final = ("compute", *PAUSES, "unknown")
 """Kinds of a rank's own time; ``compute`` is forward, backward, recompute and optimizer."""
-
-PAUSES: Final = ("data", "gc", "checkpoint", "evaluation")
-"""Kinds that may be events of single steps."""
 
 _PHASES_OF_COMPUTE: Final = ("forward", "backward", "recompute", "optimizer")
 _MOST_PAUSES: Final = 64

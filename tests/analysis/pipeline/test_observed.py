@@ -10,9 +10,9 @@ import pytest
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline.bubble import Cause, RankWaits, bubbles_of_stages
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
-from commtrace.analysis.pipeline.schedule import recognise
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.windows.run import WholeRun
+from commtrace.schedule import recognise
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run

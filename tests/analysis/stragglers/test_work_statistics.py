@@ -26,11 +26,12 @@ from commtrace.analysis.replay.scenarios import (
     replay_of,
 )
 from commtrace.analysis.replay.segments import BETWEEN
-from commtrace.analysis.replay.step_statistics import DATA, GC, Entries, StatisticsParts, StepStatistics, WorkTable
+from commtrace.analysis.replay.step_statistics import Entries, StatisticsParts, StepStatistics, WorkTable
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, find_slow_ranks, normal_speed
 from commtrace.analysis.stragglers.work_statistics import PeerComparison, WorkStatistics, compare_with_peers
+from commtrace.findings.causes import DATA, GC
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 

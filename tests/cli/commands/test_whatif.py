@@ -57,7 +57,7 @@ def test_the_answer_names_its_fidelity_its_changes_and_its_assumptions(job: str)
         "A step would take",
         "Replay of the run itself:",
         "Rebuilt from its forwards, backwards and messages:",
-        "Changed: schedule zero-bubble; 4 microbatches.",
+        "Changed: schedule zb1p; 4 microbatches.",
         "A step has 4 microbatches instead of 8:",
         "50% are assumed. Set it with --weight-share.",
     ):

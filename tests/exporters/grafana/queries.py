@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from commtrace.exporters.grafana.dashboards import dashboards
 from tests.e2e.prometheus import Prometheus, Sample
 from tests.exporters.grafana.simulated_job import RUN_ID, SCRAPE_SECONDS
+from tools.grafana.dashboards import dashboards
 
 RANGE_SECONDS = 3600
 """What the dashboards show if nobody chooses another time."""

@@ -28,7 +28,6 @@ from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus import metrics
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
-from commtrace.exporters.prometheus.rules import RecordingRule, Timing, recording_rules
 from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.waits import Split
@@ -42,6 +41,7 @@ from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
 from tests.e2e.prometheus import PROGRAM, PROMTOOL, Prometheus, free_port
 from tests.live.findings import live_straggler
+from tools.prometheus_rules import RecordingRule, Timing, recording_rules
 
 SECOND = 1_000_000_000
 SCRAPE_SECONDS = 15

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.exporters.grafana.dashboards import dashboards
+from tools.grafana.dashboards import dashboards
 
 yaml = pytest.importorskip("yaml")
 

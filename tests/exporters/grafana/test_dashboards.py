@@ -12,15 +12,15 @@ import pytest
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
-from commtrace.exporters.grafana.dashboards import DIRECTORY, dashboard_files, dashboards
-from commtrace.exporters.grafana.panels import WIDTH
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
-from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import Device
 from tests.exporters.prometheus.steps import rank, summary
 from tests.live.findings import live_straggler
+from tools.grafana.dashboards import DIRECTORY, dashboard_files, dashboards
+from tools.grafana.panels import WIDTH
+from tools.prometheus_rules import Timing, alerts, recording_rules
 
 NAMES = list(dashboards())
 
@@ -67,7 +67,7 @@ def links(value: Any) -> Iterator[dict[str, Any]]:
 def test_the_files_that_are_checked_in_are_those_that_are_generated() -> None:
     checked_in = {path.name: path.read_text() for path in DIRECTORY.iterdir()}
 
-    assert checked_in == dashboard_files(), "run python -m commtrace.exporters.grafana.dashboards"
+    assert checked_in == dashboard_files(), "run python -m tools.grafana.dashboards"
 
 
 def exported() -> set[str]:

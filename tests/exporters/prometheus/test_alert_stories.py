@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.exporters.prometheus.rules import Timing, alerts, write
 from commtrace.exporters.prometheus.step_histogram import BOUNDS_SECONDS
+from tools.prometheus_rules import Timing, alerts, write
 
 PROMTOOL = shutil.which("promtool")
 pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")

@@ -9,16 +9,16 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.matching.stages import Flow
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
-from commtrace.exporters.grafana.dashboards import dashboards
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
-from commtrace.exporters.prometheus.rules import Timing, alerts
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import Device
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from tests.exporters.prometheus.steps import rank, summary
 from tests.live.findings import live_straggler
+from tools.grafana.dashboards import dashboards
+from tools.prometheus_rules import Timing, alerts
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

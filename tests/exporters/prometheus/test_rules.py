@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.exporters.prometheus.rules import DIRECTORY, Timing, alerts, rule_files, write
+from tools.prometheus_rules import DIRECTORY, Timing, alerts, rule_files, write
 
 CASES = Path(__file__).with_name("alerts.test.yml")
 STORIES = Path(__file__).with_name("test_alert_stories.py")
@@ -25,7 +25,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_the_files_that_are_checked_in_are_those_that_are_generated() -> None:
     checked_in = {path.name: path.read_text() for path in DIRECTORY.iterdir()}
 
-    assert checked_in == rule_files(), "run python -m commtrace.exporters.prometheus.rules"
+    assert checked_in == rule_files(), "run python -m tools.prometheus_rules"
 
 
 @needs_promtool

@@ -12,7 +12,7 @@ import pytest
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.choice import Window
-from commtrace.analysis.stragglers.advice import NEXT_STEP, STAGE_THAT_CHANGED
+from commtrace.findings.causes import STAGE_THAT_CHANGED, advice
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSteps, price
 from commtrace.synth import Fault, Job, synthesize
@@ -52,7 +52,7 @@ def steps_of(run: Run, steps: range) -> Run:
 def test_a_stage_that_was_slow_from_the_first_step_on_has_too_many_layers() -> None:
     for priced in replayed(PIPELINE, ["uneven-stage=1:1.3"], 3):
         (verdict,) = priced.verdicts
-        assert (verdict.who, verdict.next_step) == ("stage 1 (ranks 2–3)", NEXT_STEP["stage_imbalance"])
+        assert (verdict.who, verdict.next_step) == ("stage 1 (ranks 2–3)", advice("stage_imbalance", 2))
 
 
 def test_a_stage_that_becomes_slow_has_the_layers_that_it_had() -> None:
@@ -65,7 +65,7 @@ def test_a_stage_that_becomes_slow_has_the_layers_that_it_had() -> None:
 def test_a_stage_that_becomes_slow_is_named_apart_from_one_that_always_was() -> None:
     *_, after = replayed(PIPELINE, ["uneven-stage=1:1.3", "uneven-stage=2:1.4@16:24"], 3)
     assert {verdict.who: verdict.next_step for verdict in after.verdicts} == {
-        "stage 1 (ranks 2–3)": NEXT_STEP["stage_imbalance"],
+        "stage 1 (ranks 2–3)": advice("stage_imbalance", 2),
         "stage 2 (ranks 4–5)": STAGE_THAT_CHANGED,
     }
 

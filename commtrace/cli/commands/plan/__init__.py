@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,13 +18,15 @@ from commtrace.cli.output import wide_console
 from commtrace.errors import ConfigurationError
 from commtrace.planning.alternatives import Alternative, alternatives, combinations
 from commtrace.planning.megatron_arguments import parse_megatron_command
-from commtrace.planning.megatron_issue_488 import compare, sample_plan
 from commtrace.planning.memory import leaves_margin
 from commtrace.planning.plan import Plan, make_plan
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import to_json
+
+if TYPE_CHECKING:
+    from commtrace.interchange.megatron_issue_488 import Compared
 
 _FILES: Final = (".json", ".yaml", ".yml")
 
@@ -113,8 +115,14 @@ def plan(
             "give either a file, a run, a command after --, or --like, which needs nothing else. For example: "
             "commtrace plan --memory 80 -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 …"
         )
-    planned, ignored = _planned(job, gpus) if job else (sample_plan(), ())
-    compared = compare(planned) if like is not None else ()
+    compared: tuple[Compared, ...] = ()
+    if job:
+        planned, ignored = _planned(job, gpus)
+    else:
+        from commtrace.interchange.megatron_issue_488 import compare, sample_plan
+
+        planned, ignored = sample_plan(), ()
+        compared = compare(planned)
     found = alternatives(planned)
     together = () if memory_gib is None else _together(planned, found, memory_gib * GIB)
     times = plan_times(planned, bandwidth or (), tflops, measured, baseline)
@@ -154,7 +162,7 @@ def _together(planned: Plan, found: Sequence[Alternative], memory_bytes: float) 
 
 
 def _write_simai(planned: Plan, path: Path) -> None:
-    from commtrace.exporters.simulators.simai_of_plan import differences, workload_of_plan  # most plans need no file
+    from commtrace.interchange.simulators.simai_of_plan import differences, workload_of_plan  # most plans need no file
 
     workload = workload_of_plan(planned)
     workload.write(path)

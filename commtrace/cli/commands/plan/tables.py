@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +15,11 @@ from commtrace.cli.output import binary_bytes, num_bytes, share
 from commtrace.planning.alternatives import MOST_CHANGES, Alternative
 from commtrace.planning.communication import Traffic
 from commtrace.planning.layout import Layout
-from commtrace.planning.megatron_issue_488 import Compared
 from commtrace.planning.memory import leaves_margin
 from commtrace.planning.plan import Plan, StagePlan
+
+if TYPE_CHECKING:
+    from commtrace.interchange.megatron_issue_488 import Compared
 
 GIB: Final = 1 << 30
 

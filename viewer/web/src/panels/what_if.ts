@@ -21,7 +21,7 @@ export interface Answer {
 }
 
 const AS_RECORDED = "as recorded";
-const SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero-bubble"];
+const SCHEDULES = ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb1p", "interleaved_zero_bubble"];
 
 /** Shows the section; `draw` shows a predicted step under the recorded one. */
 export function showWhatIf(source: Source, summary: Summary, draw: (name: string) => Promise<void>): void {

@@ -1,0 +1,237 @@
+"""Traces of torch_npu made by hand, in the shape that it writes: no categories, named processes and threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.breakdown.rank_means import PARTS, RankMean
+from commtrace.analysis.hangs.examination import examine
+from commtrace.analysis.summary import summarise
+from commtrace.errors import ImportFileError
+from commtrace.interchange.traces.kineto import KinetoOptions, import_kineto
+from commtrace.trace import schema
+from commtrace.trace.files.reader import load_run
+
+Event = dict[str, Any]
+START = 1736405443000000
+HOST, DEVICE, COMMUNICATION, OVERLAP = 3016828, 3089232288, 3089232352, 3089232608
+
+
+def named(kind: str, pid: int, name: str, tid: int = 0) -> Event:
+    key = "labels" if kind == "process_labels" else "name"
+    return {"name": kind, "pid": pid, "tid": tid, "args": {key: name}, "ph": "M"}
+
+
+def event(name: str, pid: int, tid: int, start: float, duration: float, **arguments: Any) -> Event:
+    """Times in µs; the start is text, as torch_npu writes it."""
+    return {
+        "name": name, "pid": pid, "tid": tid, "ts": f"{START + start:.3f}", "dur": duration, "args": arguments,
+        "ph": "X",
+    }  # fmt: skip
+
+
+def task(name: str, start: float, duration: float, task_type: str = "AI_CORE", stream: int = 2) -> Event:
+    return event(name, DEVICE, stream, start, duration, **{"Task Type": task_type, "Physic Stream Id": stream})
+
+
+def operation(name: str, start: float, duration: float, tid: int = 0, **arguments: Any) -> Event:
+    described = {"data_type": "FP32", "alg_type": "MESH-RING", "count": 1_000, **arguments}
+    return event(name, COMMUNICATION, tid, start, duration, **described)
+
+
+def host(name: str, start: float, duration: float, category: str = "cpu_op") -> Event:
+    return {**event(name, HOST, HOST, start, duration), "cat": category}
+
+
+def names(process: str = "Communication", group: str = "Group tcp://a_0 Communication") -> list[Event]:
+    return [
+        named("process_name", DEVICE, "Ascend Hardware"),
+        named("process_labels", DEVICE, "NPU 3"),
+        named("process_name", COMMUNICATION, process),
+        named("thread_name", COMMUNICATION, group, 0),
+        named("thread_name", COMMUNICATION, "Plane 0", 1),
+        named("process_name", OVERLAP, "Overlap Analysis"),
+    ]
+
+
+def write(folder: Path, events: Sequence[Event], rank: int | None = None, metadata: Any = None) -> Path:
+    """Write a trace, and what torch_npu puts beside it."""
+    output = folder / f"host_{folder.name}_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
+    output.mkdir(parents=True)
+    if rank is not None:
+        (output.parent / f"profiler_info_{rank}.json").write_text("{}")
+    if metadata is not None:
+        (output.parent / "profiler_metadata.json").write_text(json.dumps(metadata))
+    path = output / "trace_view.json"
+    path.write_text(json.dumps(list(events)))
+    return path
+
+
+def two_ranks(folder: Path, *, rank_size: int | None = None, metadata: bool = False) -> list[Path]:
+    """Compute for 100 and 140 µs, then reduce until 200 µs; twice."""
+    extra = {} if rank_size is None else {"rank_size": rank_size}
+    files = []
+    for rank in (0, 1):
+        events = names()
+        for number in (0, 1):
+            begin, works = 200 * number, 140 if rank else 100
+            events += [
+                task("aclnnMatmul_MatMulV2", begin, works),
+                operation(f"hcom_allReduce__868_{number}_1", begin + works, 200 - works, **extra),
+            ]
+        beside = {
+            "distributed_args": {"rank": rank, "world_size": 2, "tensor_model_parallel_size": 2},
+            "parallel_group_info": {"tcp://a_0": {"group_name": "tp", "group_rank": rank, "global_ranks": [0, 1]}},
+        }
+        files.append(write(folder / str(rank), events, rank, beside if metadata else None))
+    return files
+
+
+def rank_of(run: Path, rank: int = 0) -> RankMean:
+    row = {row.rank: row for row in summarise(run).ranks}[rank]
+    assert sum(map(row.part, PARTS)) == row.wall_ns
+    return row
+
+
+@pytest.mark.parametrize("process", ["Communication", "HCCL"])
+def test_tasks_and_operations_divide_the_device_time(tmp_path: Path, process: str) -> None:
+    """compute ####.##.....  operation ..######....  copies ...####.#... of 12 µs."""
+    events = [
+        *names(process),
+        task("aclnnMatmul_MatMulV2", 0, 2),
+        task("ReduceSum7", 1, 3, "MIX_AIV", stream=9),
+        task("aclnnDropoutGenMaskV2_DSAGenBitMask", 5, 1, "DSA_SQE"),
+        task("Cast", 6, 1, "AI_CPU"),
+        task("EVENT_WAIT", 0, 12, "EVENT_WAIT_SQE"),  # these do nothing
+        task("Notify Wait", 2, 6, "Notify Wait"),
+        task("SDMA", 2, 6, "SDMA"),  # a part of the operation
+        task("hcom_allReduce_AivKernel_868_0_1", 2, 6, "MIX_AIV"),
+        task("KERNEL_AICPU", 2, 6, "KERNEL_AICPU"),
+        operation("hcom_allReduce__868_0_1", 2, 6),
+        operation("Reduce_Inline", 2, 6, tid=1),
+        task("MEMCPY_ASYNC", 3, 4, "PCIE_DMA_SQE"),
+        task("MEMCPY_ASYNC", 8, 2, "SDMA_SQE"),
+        task("MEMSET_ASYNC", 11, 1, "SDMA_SQE"),
+        event("Computing", OVERLAP, 0, 0, 12),
+        host("aten::mm", 0, 12),
+        host("Enqueue@Matmul", 0, 12, "enqueue"),
+    ]
+    import_kineto([write(tmp_path / "0", events)], tmp_path / "run")
+
+    row = rank_of(tmp_path / "run")
+    assert (row.wall_ns, row.part("compute")) == (12_000, 6_000)
+    assert (row.part("exposed"), row.hidden_ns) == (2_000, 4_000)
+    assert (row.part("memory"), row.part("idle")) == (3_000, 1_000)
+    metadata = load_run(tmp_path / "run").any_metadata
+    assert (metadata.backend, metadata.local_rank) == ("hccl", 3)
+
+
+def test_tasks_of_older_chips_have_other_types(tmp_path: Path) -> None:
+    events = [*names(), task("aclnnInplaceZero_ZerosLike", 0, 2, "Other"), task("EVENT_RECORD", 2, 9, "Other")]
+    import_kineto([write(tmp_path / "0", events)], tmp_path / "run")
+
+    assert rank_of(tmp_path / "run").part("compute") == rank_of(tmp_path / "run").wall_ns == 2_000
+
+
+def test_ranks_meet_on_group_and_number(tmp_path: Path) -> None:
+    import_kineto(two_ranks(tmp_path, rank_size=2), tmp_path / "run")
+
+    summary = summarise(tmp_path / "run")
+    assert [rank.wait_ns for rank in summary.ranks] == [80_000, 0]
+    (row,) = summary.communication
+    assert (row.operation, row.role, row.group_size, row.count) == ("all_reduce", "unknown", 2, 4)
+    assert row.num_bytes == 16_000
+    assert summary.awaited[0].activities[0].activity == "compute"
+    assert examine(tmp_path / "run", now_ns=0).findings == ()
+
+
+def test_groups_are_those_of_the_metadata_beside_the_trace(tmp_path: Path) -> None:
+    import_kineto(two_ranks(tmp_path, metadata=True)[::-1], tmp_path / "run")
+
+    summary = summarise(tmp_path / "run")
+    assert [(row.role, row.group_size) for row in summary.communication] == [("tp", 2)]
+    assert [rank.wait_ns for rank in summary.ranks] == [80_000, 0], "ranks are not those of the order of the files"
+
+
+def test_of_a_group_whose_members_are_not_told_waits_are_lower_bounds(tmp_path: Path) -> None:
+    """Older versions neither name groups alike on all ranks nor tell their size."""
+    files = []
+    for rank in (0, 1):
+        events = [
+            *names("HCCL", f"Group {rank} Communication"),
+            task("MatMul", 0, 100 + 40 * rank),
+            operation("hcom_allReduce__868_0_1", 100 + 40 * rank, 100 - 40 * rank),
+        ]
+        files.append(write(tmp_path / str(rank), events, rank))
+    import_kineto(files, tmp_path / "run")
+
+    summary = summarise(tmp_path / "run")
+    assert [rank.wait_ns for rank in summary.ranks] == [40_000, 0]
+    assert "not every member of it was matched" in " ".join([summary.verdict, *summary.problems])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "operation_name", "num_bytes"),
+    [
+        ("hcom_broadcast__868_0_1", schema.COLLECTIVE, "broadcast", 4_000),
+        ("hcom_allGather__868_0_1", schema.COLLECTIVE, "all_gather", -1),  # of one rank's part
+        ("hcom_reduceScatter_AicpuKernel_868_0_1", schema.COLLECTIVE, "reduce_scatter", -1),
+        ("hcom_alltoallvc__868_0_1", schema.COLLECTIVE, "all_to_all", -1),
+        ("hcom_batchSendRecv__868_0_1", schema.COLLECTIVE, "sends_and_receives", -1),
+        ("hcom_send__868_0_1", schema.P2P, "send", 4_000),
+        ("hcom_receive__868_0_1", schema.P2P, "recv", 4_000),
+        ("AllGatherMatmul", schema.COLLECTIVE, "all_gather", -1),
+    ],
+)
+def test_operations_of_hccl(tmp_path: Path, name: str, kind: int, operation_name: str, num_bytes: int) -> None:
+    import_kineto([write(tmp_path / "0", [*names(), operation(name, 0, 5)])], tmp_path / "run")
+
+    run = load_run(tmp_path / "run")
+    spans = run.ranks[0].spans
+    row = [*spans.kind].index(kind)
+    assert (run.names[spans.name[row]], spans.bytes[row]) == (operation_name, num_bytes)
+
+
+def test_steps_of_the_profiler(tmp_path: Path) -> None:
+    events = [
+        *names(),
+        host("ProfilerStep#50", 0, 10),
+        host("ProfilerStep#51", 10, 10),
+        task("MatMul", 1, 2),
+        task("MatMul", 11, 4),
+    ]
+    import_kineto([write(tmp_path / "0", events)], tmp_path / "run", KinetoOptions(profiler_steps=True))
+
+    assert summarise(tmp_path / "run").run.steps.used == (50, 51)
+
+
+def test_names_may_follow_their_events(tmp_path: Path) -> None:
+    events = [task("MatMul", 0, 2), operation("hcom_allReduce__868_0_1", 2, 3), *names()]
+    import_kineto([write(tmp_path / "0", events)], tmp_path / "run")
+
+    row = rank_of(tmp_path / "run")
+    assert (row.part("compute"), row.part("exposed")) == (2_000, 3_000)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["{", '{"parallel_group_info": 3}', '{"parallel_group_info": {"g": {"global_ranks": [0]}}}'],
+)
+def test_damaged_metadata_is_not_believed(tmp_path: Path, damage: str) -> None:
+    path = write(tmp_path / "0", [*names(), operation("hcom_allReduce__868_0_1", 0, 5)], 0)
+    (path.parent.parent / "profiler_metadata.json").write_text(damage)
+    import_kineto([path], tmp_path / "run")
+
+    assert rank_of(tmp_path / "run").part("exposed") == 5_000
+
+
+def test_a_trace_of_the_host_alone_gets_the_advice_for_its_device(tmp_path: Path) -> None:
+    path = write(tmp_path / "0", [host("aten::mm", 0, 3), host("Enqueue@MatMul", 1, 1, "enqueue")])
+
+    with pytest.raises(ImportFileError, match=r"ProfilerActivity\.NPU"):
+        import_kineto([path], tmp_path / "run")

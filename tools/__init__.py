@@ -1,0 +1,1 @@
+"""What writes committed files: dashboards, rules, reference pages, pictures. Not in the wheel."""

@@ -90,7 +90,10 @@ class TrainingLoop:
 
     def begin_forward(self, module: torch.nn.Module) -> Span | None:
         """Begin the outermost forward of a model; return None inside another one, or inside a framework's."""
-        if not self._hooks.active or self._is_inside_work():
+        tracer = self._tracer
+        if not self._hooks.active or tracer.steps.is_marked_by_framework:
+            return None
+        if tracer.innermost is not None and self._is_inside_work():
             return None
         if not torch.is_grad_enabled() and not module.training:
             self._has_left_step = self._tracer.steps.evaluation_begins()
@@ -142,7 +145,10 @@ class TrainingLoop:
         forwards = self._forwards_of_fsdp
         if forwards is not None and forwards.opened is not None:
             self._hooks.guarded(forwards.end_left)
-        if not self._hooks.active or self._is_inside_work():
+        tracer = self._tracer
+        if not self._hooks.active or tracer.steps.is_marked_by_framework:
+            return None
+        if tracer.innermost is not None and self._is_inside_work():
             return None
         self._begin_work()
         self._backwards += 1
@@ -150,7 +156,7 @@ class TrainingLoop:
 
     def _end_backward(self, span: Span | None) -> None:
         if span is not None:
-            self._hooks.leave(span)
+            self._tracer.leave(span)
         self._tracer.steps.backward_ended()
 
     def _begin_work(self) -> None:
@@ -163,8 +169,6 @@ class TrainingLoop:
             self._forwards = self._backwards = 0
 
     def _is_inside_work(self) -> bool:
-        if self._tracer.steps.is_marked_by_framework:
-            return True
         span = self._tracer.innermost
         while span is not None:
             if span.kind in _WORK:

@@ -187,7 +187,7 @@ bool coordinates_from_python(PyObject *tuple, Coordinates *place) {
 }
 
 /* span(kind, name, lane, place, start, end) */
-static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments) {
+PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments) {
     (void)module;
     if (num_arguments != 6) {
         PyErr_SetString(PyExc_TypeError, "span(kind, name, lane, (step, microbatch, chunk, stage), start, end)");

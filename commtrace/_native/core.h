@@ -299,6 +299,7 @@ typedef struct {
     const char *text;
 } InternedName;
 
+PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments);
 bool intern_names(const InternedName *, size_t num_names); /* false with an exception */
 /* Py_tp_dealloc of a class with Py_tp_clear that the garbage collector follows. */
 void object_dealloc(PyObject *);

@@ -18,7 +18,7 @@ from commtrace.capture.collectives.operations import NcclBackend, Operation
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.device.facts import Handed
 from commtrace.capture.device.placement import UNMEASURED, Calls, Placed
-from commtrace.capture.records import Coordinates, Launch, dtype_name
+from commtrace.capture.records import Launch, coordinates_of, dtype_name, launch_of
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row
@@ -74,6 +74,10 @@ class Facts(NamedTuple):
     position: int  # of its launch on its communicator
     place: tuple[int, int, int, int]
     start: Mark
+
+
+facts_of: Final[Callable[[tuple[Any, ...]], Facts]] = functools.partial(tuple.__new__, Facts)
+"""Takes facts from the extension, without a frame of Python."""
 
 
 class Native:
@@ -236,10 +240,10 @@ class Native:
         if known is not None:
             return known
         dtype: Any = self._dtypes[facts.dtype]
-        launch = Launch(
+        launch = launch_of((
             self._operations[facts.operation], self._states[facts.group], facts.seq, facts.num_bytes, facts.self_bytes,
-            dtype, facts.peer, facts.is_async, Coordinates(*facts.place), None, facts.start,
-        )  # fmt: skip
+            dtype, facts.peer, facts.is_async, coordinates_of(facts.place), None, facts.start,
+        ))  # fmt: skip
         self._launches[facts.id] = launch
         if len(self._launches) > _MOST_LAUNCHES:
             self._launches.pop(next(iter(self._launches)), None)

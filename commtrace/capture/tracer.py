@@ -229,8 +229,11 @@ class Tracer:
         if self._latest_step < 0:
             self.set_topology({"first_step": step})
         self._latest_step = step
-        self._work_end = self.last_mark = None
-        self.coordinates = coordinates = Coordinates(step)
+        self._work_end = self._last_mark = None
+        self._coordinates = coordinates = coordinates_of((step, -1, -1, -1))
+        if self.native is not None:
+            self.native.core.clear_latest_end()
+            self.native.core.set_place(coordinates)
         if record != self._recording:
             self.pauses += record
             self.recording = record
@@ -343,12 +346,14 @@ class Tracer:
         lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
         span = Span(kind, name, lane, outer, self.clock, None)
         if microbatch >= 0 or chunk >= 0 or stage >= 0:
-            self.coordinates = coordinates_of((
+            self._coordinates = place = coordinates_of((
                 outer[0],
                 microbatch if microbatch >= 0 else outer[1],
                 chunk if chunk >= 0 else outer[2],
                 stage if stage >= 0 else outer[3],
             ))  # fmt: skip
+            if self.native is not None:
+                self.native.core.set_place(place)
         span.outer, self.innermost = self.innermost, span
         if kind in _COUNTED_KINDS:
             self.open_optimizers += kind == schema.OPTIMIZER
@@ -364,17 +369,14 @@ class Tracer:
         native = self.native
         if native is None:
             self.append((span_rows, span.kind, span))
-            return
-        code = native.codes.get(span.name)
-        if code is None:
-            code = native.code(span.name)
-        native.core.span(span.kind, code, span.lane, span.coordinates, span.start, span.end)
+        else:
+            native.core.span(span.kind, native.code(span.name), span.lane, span.coordinates, span.start, span.end)
 
     def leave(self, span: Span) -> None:
-        self.innermost = span.outer
+        native, self.innermost = self.native, span.outer
         is_captured = False
         if span.start is not None:
-            self.last_mark = span.end = self.clock.mark()
+            self._last_mark = span.end = self.clock.mark()
             if span.kind in _WORK_KINDS:
                 self._work_end = span.end
                 if self._tells_streams:
@@ -386,10 +388,20 @@ class Tracer:
         inner, outer = self._coordinates, span.coordinates
         if outer is not inner:
             # A step that began inside the phase (an iteration called from a phase of the user's) stays.
-            self.coordinates = outer if outer[0] == inner[0] else outer._replace(step=inner.step)
+            self._coordinates = outer if outer[0] == inner[0] else outer._replace(step=inner.step)
             span.coordinates = inner if outer[0] == inner[0] else inner._replace(step=outer.step)
-        if span.start is not None and not is_captured:
-            self.record(span)
+        if native is None:
+            if span.start is not None and not is_captured:
+                self.append((span_rows, span.kind, span))
+        elif span.start is None or is_captured:
+            self.coordinates = self._coordinates
+            if is_captured:
+                native.core.clear_latest_end()
+        else:
+            code = native.codes.get(span.name)
+            if code is None:
+                code = native.code(span.name)
+            native.core.end_phase(span.kind, code, span.lane, span.coordinates, span.start, span.end, self._coordinates)
 
     def _was_captured(self, span: Span) -> bool:
         """Return whether a phase went into a CUDA graph: nothing has run, and its time is that of the capture."""

@@ -19,7 +19,7 @@ from commtrace.capture.device.clock import Mark, is_on_device, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.instances import instances_of
-from commtrace.capture.native import Facts, Native
+from commtrace.capture.native import Native, facts_of
 from commtrace.capture.records import (
     ENDED,
     NUMBER,
@@ -146,6 +146,10 @@ class CppCalls:
         """Note the end of what is over by now. What runs behind something that goes on is not asked."""
         if self._native is not None:
             self._native.core.ask_buckets()
+        if self._asked:
+            self._ask_in_order()
+
+    def _ask_in_order(self) -> None:
         asked, append, end = self._asked, self._tracer.append, 0
         while asked:
             try:
@@ -168,7 +172,7 @@ class CppCalls:
         if self._native is None or known is None:
             self._call_back()
             return last
-        facts, end = Facts(*known[0]), known[1]
+        facts, end = facts_of(known[0]), known[1]
         if last is not None and last.id > facts.id:
             self._call_back()
             return last
@@ -284,10 +288,6 @@ class ReducerCapture:
         if native is not None:
             native.core.watch_reducer(self.has_seen_ddp, self._issued.devices is not None)
 
-    def begin_backward(self, task: int) -> None:
-        """Be told by the native part of the first bucket in a backward pass."""
-        self._around_the_reducer(task)
-
     def sent(self, issued: CppCall, work: Work, task: int) -> None:
         """Take a communication of the reducer in a backward pass; if ``task`` is −1, of C++ that waits for it."""
         if task == -1:
@@ -296,7 +296,7 @@ class ReducerCapture:
             return
         backward = self._backward
         if backward is None or backward.task != task:
-            backward = self._around_the_reducer(task)
+            backward = self.begin_backward(task)
         backward.last_launch = issued
         if type(issued) is HostCall:
             self._issued.ask_later(issued, work)
@@ -306,7 +306,7 @@ class ReducerCapture:
     def sent_by_python(self, task: int) -> None:
         """Mark the reducer's wait for the future of a communication hook, in a backward pass."""
         if self._issued.devices is not None:
-            self._around_the_reducer(task)
+            self.begin_backward(task)
 
     def _watching(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -321,18 +321,23 @@ class ReducerCapture:
 
     def _communicating_in_cpp(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap a function that communicates in C++ and waits there. Kernels are used at least while it runs."""
-        thread, kernels = self._tracer.thread, self._kernels
+        native, kernels = self._tracer.native, self._kernels
+        say_that_it_waits: Callable[[bool], None] = (
+            functools.partial(setattr, self._tracer.thread, "waits_in_cpp")
+            if native is None
+            else native.core.set_waits_in_cpp
+        )
 
         def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> tuple[bool]:
             self._sent_outside = None
-            thread.waits_in_cpp = True
+            say_that_it_waits(True)
             installs = kernels is not None and not kernels.installed
             if installs:
                 self._watch()
             return (installs,)
 
         def end(begun: tuple[bool], _result: object) -> None:
-            thread.waits_in_cpp = False
+            say_that_it_waits(False)
             sent, self._sent_outside = self._sent_outside, None
             if isinstance(sent, DeviceCall):
                 self._issued.stalled(sent, sent.launch.start, self._issued.mark(sent))
@@ -352,7 +357,8 @@ class ReducerCapture:
             if not self._hooks.active:  # A signal's handler has stopped the recording meanwhile.
                 self._kernels.uninstall()
 
-    def _around_the_reducer(self, task: int) -> _Backward:
+    def begin_backward(self, task: int) -> _Backward:
+        """Take marks around the reducer's callback of a backward pass, of which it sends the first bucket."""
         backward = self._backward
         if backward is None or backward.task != task:
             self._backward = backward = _Backward(task, self._tracer, self._issued)

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 8
 """Optimizers that did not step are given up after so many steps per optimizer of the loop:
 a critic that is trained five times as often as its generator is waited for."""
+
+
+_graph_task: Final[Callable[[], int]] = torch._C._current_graph_task_id
+"""Returns the number of the backward pass that this thread is in; −1 outside of one."""
 
 
 class StepMarker(Protocol):
@@ -120,7 +125,7 @@ class StepFinder:
     def work_begins(self) -> None:
         if not self.finding:
             return
-        if self._cycle and not _is_in_backward():
+        if self._cycle and _graph_task() == -1:
             self._cycle_ends()
         self._work_begins()
 
@@ -130,7 +135,7 @@ class StepFinder:
             self._begin_first_step()
             if self._stepped_alone:
                 self._tracer.restart_step()
-        elif self._ends_with_backward and not _is_in_backward():
+        elif self._ends_with_backward and _graph_task() == -1:
             self._cut()  # the end of that backward was not seen
         if self._is_set_up and not self._worked:
             self._tracer.restart_step()
@@ -226,7 +231,7 @@ class StepFinder:
 
     def _end_iteration(self) -> None:
         self._cycle_ended_step = True
-        if _is_in_backward():
+        if _graph_task() != -1:
             self._ends_with_backward = True
         else:
             self._cut()
@@ -306,7 +311,3 @@ class StepFinder:
         self._cycles_with.pop(number, None)
         if self._pace == number:
             self._forget_cycles()
-
-
-def _is_in_backward() -> bool:
-    return int(torch._C._current_graph_task_id()) != -1

@@ -178,12 +178,20 @@ class TrainingLoop:
 
     def _unseen_by_dynamo(self, *functions: Function) -> list[Function]:
         """Return functions as a list, in which those that dynamo neither compiles nor traces take their places."""
-        calls = list(functions)
+        calls: list[Function] = list(functions)
 
         # When it is imported: that takes seconds, and most jobs never do.
         def disable(dynamo: ModuleType) -> None:
-            calls[:] = map(dynamo.disable, functions)
+            if hasattr(dynamo, "disable"):
+                calls[:] = map(dynamo.disable, functions)
+            else:  # The recording starts while it is being imported.
+                calls[:] = [functools.partial(look_again, dynamo, place) for place in range(len(functions))]
 
+        def look_again(dynamo: ModuleType, place: int, *args: object) -> object:
+            disable(dynamo)
+            return (calls if hasattr(dynamo, "disable") else functions)[place](*args)
+
+        self._run_as_it_is(look_again)
         self._hooks.when_imported("torch._dynamo", disable)
         return calls
 
@@ -191,7 +199,7 @@ class TrainingLoop:
         """Keep dynamo from the wrapper's own frame; what it calls is compiled as ever."""
 
         def skip(dynamo: ModuleType) -> None:
-            skip_code = getattr(dynamo.eval_frame, "skip_code", None)
+            skip_code = getattr(getattr(dynamo, "eval_frame", None), "skip_code", None)
             if skip_code is not None:
                 skip_code(wrapper.__code__)
 

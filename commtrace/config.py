@@ -446,7 +446,8 @@ class Config:
         REPLAYS,
         GRAPHS_RECORDED,
         "What is recorded of CUDA graphs: `replays`, with the communication that each contains "
-        "([coverage.md](coverage.md#cuda-graphs)), or nothing (`off`).",
+        "([coverage.md](coverage.md#cuda-graphs)); `stamps`, with device times of that communication too, for which "
+        "nodes are added to the graphs ([coverage.md](coverage.md#stamps-in-cuda-graphs)); or nothing (`off`).",
         example="off",
     )
     monitor: MonitorConfig = field(default_factory=MonitorConfig)

@@ -32,8 +32,9 @@ PYTHON: Final = "python"
 ENGINES: Final = (AUTO, NATIVE, PYTHON)
 
 REPLAYS: Final = "replays"
+STAMPS: Final = "stamps"
 OFF: Final = "off"
-GRAPHS: Final = (REPLAYS, OFF)
+GRAPHS: Final = (REPLAYS, STAMPS, OFF)
 
 OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
 """Each holds what those before it hold."""

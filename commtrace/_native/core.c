@@ -8,6 +8,7 @@
    operators.c  operators of functional collectives
    hooks.c      torch's hooks of process groups, for the buckets of DistributedDataParallel
    modules.c  spans of forward and backward of modules
+   stamps.c   device times of what CUDA graphs contain
    rows.c     what was recorded, on its way to the harvester as columns
    core.c     the module, and marks as objects of Python
 
@@ -18,7 +19,7 @@
 #include <structmember.h>
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
-enum { ABI_VERSION = 5 };
+enum { ABI_VERSION = 6 };
 enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */
@@ -371,6 +372,15 @@ static PyObject *python_next_id(PyObject *module, PyObject *unused) {
     return PyLong_FromLongLong(next_id());
 }
 
+static PyObject *python_take_ids(PyObject *module, PyObject *count) {
+    (void)module;
+    int64_t number = PyLong_AsLongLong(count);
+    if (PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    return PyLong_FromLongLong(next_ids(number));
+}
+
 static PyObject *python_num_added(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyLong_FromUnsignedLongLong(rows_added());
@@ -420,6 +430,7 @@ static PyMethodDef functions[] = {
     {"host_ns", python_host_ns, METH_NOARGS, "Return the host's time, ns."},
     {"use_clock", python_use_clock, METH_O, "Take the host's time from a function of C, by its address; 0: the usual."},
     {"next_id", python_next_id, METH_NOARGS, "Return a number for a communication, unique in the process."},
+    {"take_ids", python_take_ids, METH_O, "Return the first of so many numbers for communications."},
     {"num_added", python_num_added, METH_NOARGS, "Return how many communications and spans were recorded so far."},
     {"num_waiting", python_num_waiting, METH_NOARGS, "Return how many of them were not taken yet."},
     {"give_up", python_give_up, METH_NOARGS, "Count the rows that wait for the device as dropped."},
@@ -444,7 +455,7 @@ static int execute(PyObject *module) {
         modules_init(module) < 0 || rows_init(module) < 0) {
         return -1;
     }
-    PyMethodDef *more[] = {calls_functions, operators_functions, hooks_functions};
+    PyMethodDef *more[] = {calls_functions, operators_functions, hooks_functions, stamps_functions};
     for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
         if (PyModule_AddFunctions(module, more[i]) < 0) {
             return -1;

@@ -42,6 +42,55 @@ typedef struct {
 
 extern Driver driver;
 
+typedef void *Graph;
+typedef void *Node;
+typedef void *Module;
+typedef void *Function;
+typedef void *UserObject;
+
+/* CUgraphEdgeData: all are 0 of an edge to whose end all of the node before it is over. */
+typedef struct {
+    unsigned char from_port, to_port, type, reserved[5];
+} Edge;
+
+/* CUDA_KERNEL_NODE_PARAMS_v2 */
+typedef struct {
+    Function function;
+    unsigned grid[3], block[3], shared_bytes;
+    void **arguments, **extra;
+    void *kernel;
+    Context context;
+} KernelNode;
+
+/* Of CUDA; in HIP they are all NULL. Addresses of the device are numbers. */
+typedef struct {
+    int (*version)(int *);
+    int (*module_load)(Module *, const void *image);
+    int (*module_function)(Function *, Module, const char *name);
+    int (*allocate)(uint64_t *, size_t);
+    int (*allocate_on_host)(void **, size_t, unsigned flags);
+    int (*address_of_host)(uint64_t *, void *, unsigned flags);
+    int (*set_memory)(uint64_t, unsigned char value, size_t, Stream);
+    int (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared_bytes, Stream,
+                  void **arguments, void **extra);
+    int (*priority_range)(int *least, int *greatest);
+    int (*nodes)(Graph, Node *, size_t *);
+    int (*node_type)(Node, int *);
+    int (*dependencies)(Node, Node *, size_t *);
+    int (*add_kernel)(Node *, Graph, const Node *dependencies, size_t, const KernelNode *);
+    int (*set_attribute)(Node, int attribute, const void *value);
+    int (*object_create)(UserObject *, void *data, void (*destroy)(void *), unsigned references, unsigned flags);
+    int (*object_release)(UserObject, unsigned references);
+    int (*retain_object)(Graph, UserObject, unsigned references, unsigned flags);
+    int (*capture_info)(Stream, int *status, uint64_t *id, Graph *, const Node **, size_t *);
+    /* NULL in drivers before 12.3: */
+    int (*capture_info_with_edges)(Stream, int *status, uint64_t *id, Graph *, const Node **, const Edge **, size_t *);
+    int (*dependencies_with_edges)(Node, Node *, Edge *, size_t *);
+} GraphDriver;
+
+extern GraphDriver graph_driver;
+const char *graph_driver_missing(void); /* the name of a function that it lacks; NULL if none */
+
 /* Loads the driver's library; false, with the reason, where it is missing or lacks a function. */
 bool driver_open(const char *path, char *reason, size_t reason_size);
 
@@ -98,6 +147,19 @@ bool device_close(int patience_ms); /* the rest of it, without the GIL; false if
 void device_pass(void);
 void device_switch_off(void);
 int marks_init(void);
+
+bool push_context(int device); /* makes it current in this thread; false where it was so, or cannot be */
+void pop_context(bool was_pushed);
+Context context_of_device(int device); /* NULL as long as the job has none */
+
+/* ---- stamps.c: device times of what graphs contain --------------------------------------------------------------- */
+
+extern PyMethodDef stamps_functions[];
+
+void stamps_anchor(void);          /* by the resolver, with THREAD_LOCAL captures: takes the devices' own clocks */
+void stamps_read(void);            /* by the resolver: what replays have written */
+void stamps_close(void);           /* at the end of the resolver: what has begun is read as far as it is */
+void stamps_in_forked_child(void); /* the memory is the parent's */
 
 /* ---- groups.c: sequence numbers of process groups -------------------------------------------------------------- */
 
@@ -180,6 +242,7 @@ PyObject *rows_dropped(PyObject *module, PyObject *unused);
 PyObject *rows_ahead(PyObject *module, PyObject *unused);
 PyObject *facts_to_python(const Facts *, Point start);
 int64_t next_id(void);
+int64_t next_ids(int64_t count); /* the first of so many */
 
 /* ---- calls.c: communications that are under way ------------------------------------------------------------------- */
 

@@ -1,4 +1,5 @@
-/* The functions of the driver that timing needs: few, stable, and none that waits for the device. */
+/* The functions of the driver that timing needs: few, stable, and none that waits for the device; and those with which
+   stamps are put into graphs (stamps.c), which a driver may lack. */
 #include "core.h"
 
 #include <dlfcn.h>
@@ -30,6 +31,54 @@ static const struct {
     {"cuDevicePrimaryCtxRetain", "hipDevicePrimaryCtxRetain", offsetof(Driver, primary_context_retain)},
 };
 
+GraphDriver graph_driver;
+
+/* CUDA's only: the kernels are PTX. Those that are missing stay NULL. */
+static const struct {
+    const char *name;
+    size_t place;
+} graph_functions[] = {
+    {"cuDriverGetVersion", offsetof(GraphDriver, version)},
+    {"cuModuleLoadData", offsetof(GraphDriver, module_load)},
+    {"cuModuleGetFunction", offsetof(GraphDriver, module_function)},
+    {"cuMemAlloc_v2", offsetof(GraphDriver, allocate)},
+    {"cuMemHostAlloc", offsetof(GraphDriver, allocate_on_host)},
+    {"cuMemHostGetDevicePointer_v2", offsetof(GraphDriver, address_of_host)},
+    {"cuMemsetD8Async", offsetof(GraphDriver, set_memory)},
+    {"cuLaunchKernel", offsetof(GraphDriver, launch)},
+    {"cuCtxGetStreamPriorityRange", offsetof(GraphDriver, priority_range)},
+    {"cuGraphGetNodes", offsetof(GraphDriver, nodes)},
+    {"cuGraphNodeGetType", offsetof(GraphDriver, node_type)},
+    {"cuGraphNodeGetDependencies", offsetof(GraphDriver, dependencies)},
+    {"cuGraphAddKernelNode_v2", offsetof(GraphDriver, add_kernel)},
+    {"cuGraphKernelNodeSetAttribute", offsetof(GraphDriver, set_attribute)},
+    {"cuUserObjectCreate", offsetof(GraphDriver, object_create)},
+    {"cuUserObjectRelease", offsetof(GraphDriver, object_release)},
+    {"cuGraphRetainUserObject", offsetof(GraphDriver, retain_object)},
+    {"cuStreamGetCaptureInfo_v2", offsetof(GraphDriver, capture_info)},
+    {"cuStreamGetCaptureInfo_v3", offsetof(GraphDriver, capture_info_with_edges)},
+    {"cuGraphNodeGetDependencies_v2", offsetof(GraphDriver, dependencies_with_edges)},
+};
+static const size_t NUM_NEEDED = sizeof graph_functions / sizeof graph_functions[0] - 2; /* the last two are of 12.3 */
+
+const char *graph_driver_missing(void) {
+    for (size_t i = 0; i < NUM_NEEDED; i++) {
+        void *function;
+        memcpy(&function, (char *)&graph_driver + graph_functions[i].place, sizeof function);
+        if (function == NULL) {
+            return graph_functions[i].name;
+        }
+    }
+    return NULL;
+}
+
+static void open_graph_driver(void *library) {
+    for (size_t i = 0; i < sizeof graph_functions / sizeof graph_functions[0]; i++) {
+        void *function = dlsym(library, graph_functions[i].name);
+        memcpy((char *)&graph_driver + graph_functions[i].place, &function, sizeof function);
+    }
+}
+
 bool driver_open(const char *path, char *reason, size_t reason_size) {
     /* Never closed: its functions may be running in another thread. */
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -50,5 +99,6 @@ bool driver_open(const char *path, char *reason, size_t reason_size) {
         memcpy((char *)&opened + functions[i].place, &function, sizeof function);
     }
     driver = opened;
+    open_graph_driver(library);
     return true;
 }

@@ -102,19 +102,20 @@ int device_of_context(void) {
     return NOT_APPLICABLE;
 }
 
-/* Makes the device's context current in this thread; false where it was so already, or cannot be. */
-static bool push_context(int device) {
+bool push_context(int device) {
     Context current = NULL;
     driver.context_get_current(&current);
     return current != devices[device].context && driver.context_push(devices[device].context) == DRIVER_SUCCESS;
 }
 
-static void pop_context(bool was_pushed) {
+void pop_context(bool was_pushed) {
     Context popped;
     if (was_pushed) {
         driver.context_pop(&popped);
     }
 }
+
+Context context_of_device(int device) { return device_is_used(device) ? devices[device].context : NULL; }
 
 /* ---- marks, by training threads --------------------------------------------------------------------------------- */
 
@@ -432,12 +433,14 @@ static void take_anchors(void) {
             read_anchor(device);
         }
     }
+    stamps_anchor();
 }
 
 void device_pass(void) {
     take_anchors();
     receive_marks();
     pass_marks();
+    stamps_read();
 }
 
 /* ---- the resolver's thread -------------------------------------------------------------------------------------- */
@@ -470,6 +473,7 @@ static void *resolve(void *unused) {
             anchored_at = now;
         }
         pass_marks();
+        stamps_read();
         if (now - gathered_at >= GATHER_INTERVAL_NS) {
             rows_gather();
             gathered_at = now;
@@ -587,6 +591,7 @@ bool device_close(int patience_ms) {
     if (has_ended) {
         receive_marks();
         lose_marks();
+        stamps_close();
         free_devices();
         forget_devices();
     }
@@ -603,6 +608,7 @@ static void in_forked_child(void) {
     has_resolver = false;
     /* The thread may have been changing what follows: its marks are left behind. */
     atomic_store(&num_received, atomic_load(&num_taken));
+    stamps_in_forked_child();
     forget_devices();
 }
 

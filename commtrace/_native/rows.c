@@ -25,7 +25,12 @@ int64_t num_pauses;
 
 static int64_t num_ids;
 
-int64_t next_id(void) { return num_ids++; }
+int64_t next_ids(int64_t count) {
+    num_ids += count;
+    return num_ids - count;
+}
+
+int64_t next_id(void) { return next_ids(1); }
 
 /* ---- from training threads -------------------------------------------------------------------------------------- */
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from commtrace import identity, launchers
@@ -25,6 +26,7 @@ from commtrace.capture.device.peak_memory import PART as PEAK_MEMORY
 from commtrace.capture.device.peak_memory import PeakMemory
 from commtrace.capture.graphs import replays, warm_ups
 from commtrace.capture.graphs.replays import GraphReplays
+from commtrace.capture.graphs.stamps import NEEDS_NATIVE, StampingOfGraphs
 from commtrace.capture.graphs.warm_ups import WarmUps
 from commtrace.capture.hangs.hang_watch import HangWatch
 from commtrace.capture.hangs.setup_recording import SetupRecording
@@ -50,7 +52,7 @@ from commtrace.config import (
 )
 from commtrace.identity import Identity, WorldNames
 from commtrace.installation import own_command, warn_if_untried
-from commtrace.options import OFF
+from commtrace.options import OFF, STAMPS
 from commtrace.process_end import ExitCall, uncaught_exception
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
@@ -166,7 +168,7 @@ class Instrumentation:
         self._phases = PhaseCapture(self.tracer)
         self._peak_memory = None if self._device_clock is None else PeakMemory(self.tracer, self._device_clock)
         has_graphs = self._device_clock is not None and config.graphs != OFF
-        self._replays = GraphReplays(self.tracer) if has_graphs else None
+        self._replays = GraphReplays(self.tracer, stamping=self._stamping(core)) if has_graphs else None
         self._warm_ups = WarmUps(self.tracer) if has_graphs else None
         self._device_watch = DeviceWatch(self.tracer.failed)
         self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
@@ -360,6 +362,14 @@ class Instrumentation:
             group_lifecycle.before_joining(action)
         except Exception as error:
             self.tracer.failed("recording in a forked child", error)
+
+    def _stamping(self, core: ModuleType | None) -> StampingOfGraphs | None:
+        if self.config.graphs != STAMPS:
+            return None
+        if core is None:
+            self.tracer.guard.noticed(NEEDS_NATIVE)
+            return None
+        return StampingOfGraphs(core, self.tracer.guard.noticed)
 
     def _stop_capture(self) -> None:
         for capture in (self._process_groups, self._cpp, self._replays):

@@ -69,9 +69,9 @@ coordinates_of: Final[Callable[[tuple[int, int, int, int]], Coordinates]] = func
 class GraphContents(Protocol):
     """The part of a :class:`commtrace.capture.graphs.contents.RecordedGraph` that communication needs."""
 
-    def add(self, launch: Launch) -> None: ...
+    def add(self, launch: Launch, device: int | None = None) -> DeviceCall | None: ...
 
-    def close_bracket(self, state: object, seq: int) -> None: ...
+    def close_bracket(self, state: object, seq: int) -> tuple[DeviceCall, ...]: ...
 
     def number(self, state: object, seq: int, *, is_p2p: bool) -> None: ...
 
@@ -310,17 +310,24 @@ def graph_rows(entry: Entry) -> list[Row]:
 
 
 def replay_rows(entry: Entry) -> list[Row] | None:
-    """Make the row of ``(…, graph, number of the replay, name, coordinates, clock, start mark, end mark, firsts)``.
+    """Make the row of ``(…, graph, replay, name, coordinates, clock, start mark, end mark, firsts, first id)``.
 
-    ``firsts`` are the numbers of the first communication of each counter of the graph.
+    ``firsts`` are the numbers of the first communication of each counter of the graph, ``first id`` that of its
+    communications with times of their own.
     """
-    _, kind, graph, number, name, coordinates, clock, start_mark, end_mark, firsts = entry
+    _, kind, graph, number, name, coordinates, clock, start_mark, end_mark, firsts, first_id = entry
     start, end = clock.resolve(start_mark), clock.resolve(end_mark)
-    if start is None or end is None:
+    if start is None or end is None or (graph.stamps is not None and graph.stamps.may_arrive(number)):
         return None
     # Of the host, before the launch: that may block.
     launched_ns = start_mark if isinstance(start_mark, int) else start_mark.taken_at
-    detail = json.dumps({"launched_ns": launched_ns, "first": firsts}, separators=(",", ":"))
+    facts = {"launched_ns": launched_ns, "first": firsts}
+    stamps = None if graph.stamps is None else graph.stamps.take(number, start, max(start, end))
+    if stamps is not None:
+        # From the replay's start on: small numbers.
+        offsets = [None if time == _NO else time - start for time in stamps.times.tolist()]
+        facts |= {"first_id": first_id, "stamps": offsets, "error_ns": stamps.error_ns}
+    detail = json.dumps(facts, separators=(",", ":"))
     return [
         row_of((
             kind, name, schema.COMPUTE, start, max(start, end), *coordinates, _NO, number, graph.num_operations,

@@ -1,7 +1,8 @@
 """CUDA graphs: what each contains is written once, as a mark, and a replay is one row.
 
-Readers get the communication of each replay as rows: :func:`with_contents`. Their times are those of the replay, as
-``timing`` says: when in it they ran is not known.
+Readers get the communication of each replay as rows: :func:`with_contents`. Those that were stamped have times of
+their own, and rows of the stalls on them; the times of others are those of the replay, as ``timing`` says: when in it
+they ran is not known.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import Meta, Struct
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.inputs import decode_json
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, Spans
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
 
 _MOST_ROWS: Final = 20_000_000
 """Of the contents of all replays that are read at once: a damaged file may say that there are more."""
@@ -53,6 +54,19 @@ class Counter(NamedTuple):
     tag: int
 
 
+class StampedOperation(NamedTuple):
+    """The stamps of a communication of a graph, by their positions in ``stamps`` of a replay: an item of the mark."""
+
+    operation: int  # position in the graph's operations
+    start: int
+    end: int
+    waited_from: int  # where the capture's stream came to the wait; −1 if it was not seen to wait
+    stall_end: int
+    is_start_exact: bool
+    is_awaited: bool  # the capture's stream has run it, or was seen to wait for it
+    has_stall: bool  # False of a member of a coalescing bracket that is not its first
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
     """What a CUDA graph contains."""
@@ -63,6 +77,19 @@ class CapturedGraph:
     unlisted: int  # communications that are not among ``operations``
     counters: tuple[Counter, ...]
     operations: tuple[ContainedOperation, ...]
+    stamps: tuple[StampedOperation, ...] = ()
+    unstamped: Mapping[str, int] | None = (
+        None  # how many of the others were not, by reason; None: no stamps were asked for
+    )
+
+    @property
+    def is_stamped_throughout(self) -> bool:
+        """Return whether stamps tell when its communication ran, and when it was waited for."""
+        return (
+            0 < len(self.operations) == len(self.stamps)
+            and not self.unlisted
+            and all(stamped.is_awaited for stamped in self.stamps)
+        )
 
     @classmethod
     def of_mark(cls, detail: Mapping[str, Any]) -> CapturedGraph:
@@ -70,6 +97,7 @@ class CapturedGraph:
         lists = {
             "counters": tuple(Counter(*counter) for counter in detail["counters"]),
             "operations": tuple(ContainedOperation(*operation) for operation in detail["operations"]),
+            "stamps": tuple(StampedOperation(*stamped) for stamped in detail["stamps"]),
         }
         return cls(**{**detail, **lists})
 
@@ -81,10 +109,18 @@ def check_graph(detail: Mapping[str, Any], most_ranks: int) -> None:
             raise ValueError("a communication of a graph has a counter that the graph lacks")
         if operation.peer >= most_ranks:
             raise ValueError(f"a graph of a job of {most_ranks} ranks holds rank {operation.peer}")
+    if any(stamped[0] >= len(detail["operations"]) for stamped in detail["stamps"]):
+        raise ValueError("a graph has stamps of a communication that it lacks")
+
+
+_MOST_STAMPS: Final = 4 * 65_536
+_Offset = Annotated[int, Meta(ge=-(2**50), le=2**50)]
 
 
 class _Replay(Struct):
     first: Annotated[list[Annotated[int, Meta(ge=0, le=2**62)]], Meta(max_length=65_536)]
+    first_id: Annotated[int, Meta(ge=-1, le=2**61)] = schema.NOT_APPLICABLE
+    stamps: Annotated[list[_Offset | None], Meta(max_length=_MOST_STAMPS)] = []  # ns since the replay's start
 
 
 def with_contents(
@@ -105,54 +141,153 @@ def with_contents(
     """
     spans = block.spans
     owners = np.searchsorted(block.bounds, replays, side="right") - 1
-    firsts: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}  # by owner and graph: rows and first numbers
+    known: dict[tuple[int, int], list[tuple[int, _Replay]]] = {}  # by owner and graph: rows and details
     room = _MOST_ROWS
     for row, owner, detail in zip(replays.tolist(), owners.tolist(), details, strict=True):
         graph = graphs[owner].get(int(spans.id[row]))
-        first = None if graph is None else _first_numbers(detail, len(graph.counters))
-        if graph is None or first is None or room < len(graph.operations):
+        replay = None if graph is None else _replay(detail, len(graph.counters))
+        num_rows = 0 if graph is None else len(graph.operations) + len(graph.stamps)
+        if graph is None or replay is None or room < num_rows:
             spans.bytes[row] = schema.NOT_APPLICABLE
         elif graph.operations:
-            room -= len(graph.operations)
-            firsts.setdefault((owner, graph.id), []).append((row, first))
-    if not firsts:
+            room -= num_rows
+            known.setdefault((owner, graph.id), []).append((row, replay))
+    if not known:
         return block
     codes = {name: code for code, name in enumerate(names)}
     known_before = len(codes)
-    rows, contained = [], []
-    for (owner, number), known in firsts.items():
-        of_graph = np.array([row for row, _ in known], np.int64)
-        contained.append(_contents(spans, of_graph, [first for _, first in known], graphs[owner][number], codes))
-        rows.append(np.repeat(of_graph, len(graphs[owner][number].operations)))
+    parts, rows_of_parts = [], []
+    for (owner, number), of_graph in known.items():
+        contained = _Contained(spans, of_graph, graphs[owner][number], codes)
+        for part, rows in (contained.communication(), contained.stalls()):
+            parts.append(part)
+            rows_of_parts.append(rows)
+        spans.is_async[contained.resolved] = True
     names += list(codes)[known_before:]
-    every = Spans.concatenate([spans, *contained])
-    # Each behind its replay, in the order of the capture.
-    order = np.argsort(np.concatenate([np.arange(len(spans)), *rows]), kind="stable")
-    owner_of_row = np.searchsorted(block.bounds, np.concatenate(rows), side="right") - 1
-    lengths = np.diff(block.bounds) + np.bincount(owner_of_row, minlength=len(block.ranks))
+    every = Spans.concatenate([spans, *parts])
+    of_replay = np.concatenate([np.arange(len(spans)), *rows_of_parts])
+    owner_of_row = np.searchsorted(block.bounds, of_replay, side="right") - 1
+    # By start on each rank; what has none of its own stays behind its replay, in the order of the capture.
+    order = np.lexsort((of_replay, every.start, owner_of_row))
+    lengths = np.bincount(owner_of_row, minlength=len(block.ranks))
     return Block(block.ranks, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), every.take(order))
 
 
-def _first_numbers(detail: str | None, num_counters: int) -> list[int] | None:
+def knows_its_communication(replays: Spans) -> Bool:
+    """Return of each of these rows, replays, whether rows tell when its communication ran and was waited for.
+
+    Of what was read only: files do not say so. ``is_async`` has no other meaning in these rows.
+    """
+    return np.asarray(replays.is_async)
+
+
+def _replay(detail: str | None, num_counters: int) -> _Replay | None:
     try:
-        first: list[int] = decode_json(detail or "", _Replay).first
+        replay: _Replay = decode_json(detail or "", _Replay)
     except ValueError:
         return None
-    return first if len(first) == num_counters else None
+    return replay if len(replay.first) == num_counters else None
 
 
-def _contents(
-    spans: Spans, replays: Int64, firsts: Sequence[Sequence[int]], graph: CapturedGraph, codes: dict[str, int]
-) -> Spans:
-    """Return the rows of some replays of one graph, replay by replay."""
-    operations = graph.operations
-    columns = dict(zip(ContainedOperation._fields, zip(*operations, strict=True), strict=True))
+_NOT_WRITTEN: Final = np.iinfo(np.int64).min
+"""Of a stamp, instead of its time."""
+
+
+class _Contained:
+    """The rows of some replays of one graph, replay by replay."""
+
+    def __init__(
+        self, spans: Spans, replays: Sequence[tuple[int, _Replay]], graph: CapturedGraph, codes: dict[str, int]
+    ) -> None:
+        self._spans = spans
+        self._graph = graph
+        self._replays = np.array([row for row, _ in replays], np.int64)
+        self._firsts = np.array([replay.first for _, replay in replays], np.int64).reshape(len(replays), -1)
+        self._ids = np.array([replay.first_id for _, replay in replays], np.int64)
+        operations, stamps = graph.operations, graph.stamps
+        # By replay and operation: start, end, begin and end of the stall, all ns.
+        times = np.full((len(replays), 4, len(operations)), _NOT_WRITTEN, np.int64)
+        for at, (row, replay) in enumerate(replays):
+            if not stamps or len(replay.stamps) <= max(max(stamped[1:5]) for stamped in stamps) or replay.first_id < 0:
+                continue
+            offsets = [*(_NOT_WRITTEN if offset is None else offset for offset in replay.stamps), _NOT_WRITTEN]
+            written = np.array(offsets, np.int64)  # with one more, which position −1 finds
+            positions = np.array([stamped[1:5] for stamped in stamps], np.int64).T
+            found = written[positions]
+            of_stamped = [stamped.operation for stamped in stamps]
+            times[at][:, of_stamped] = np.where(found == _NOT_WRITTEN, found, found + spans.start[row])
+        self._times = times
+        self._is_stamped = (times[:, :2] != _NOT_WRITTEN).all(axis=1)
+        self._is_start_exact = np.zeros(len(operations), np.bool_)
+        self._has_stall = np.zeros(len(operations), np.bool_)
+        for stamped in stamps:
+            self._is_start_exact[stamped.operation] = stamped.is_start_exact
+            self._has_stall[stamped.operation] = stamped.has_stall
+        self._columns = _columns_of(graph, codes)
+
+    @property
+    def resolved(self) -> Int64:
+        """Return the rows of replays of which all is known."""
+        written = (self._times != _NOT_WRITTEN).all(axis=(1, 2))
+        return self._replays[written] if self._graph.is_stamped_throughout else self._replays[:0]
+
+    def communication(self) -> tuple[Spans, Int64]:
+        """Return the rows of communication, and those of their replays."""
+        rows = np.repeat(self._replays, len(self._graph.operations))
+        is_stamped = self._is_stamped.reshape(-1)
+        start, end = (self._times[:, at].reshape(-1) for at in (0, 1))
+        exact = np.tile(self._is_start_exact, len(self._replays))
+        ids = (self._ids[:, None] + np.arange(len(self._graph.operations))).reshape(-1)
+        return self._rows(np.arange(len(rows)), {
+            "start": np.where(is_stamped, start, self._spans.start[rows]),
+            "end": np.where(is_stamped, np.maximum(start, end), self._spans.end[rows]),
+            "timing": np.where(is_stamped, schema.GRAPH_STAMP_TIMING, schema.REPLAY_TIMING),
+            "start_exact": is_stamped & exact,
+            "end_exact": is_stamped,
+            "id": np.where(is_stamped, ids, schema.NOT_APPLICABLE),
+        }), rows  # fmt: skip
+
+    def stalls(self) -> tuple[Spans, Int64]:
+        """Return the rows of the stalls on communication, and those of their replays."""
+        start, end = self._times[:, 2], self._times[:, 3]
+        is_stall = self._is_stamped & (start != _NOT_WRITTEN) & (end > start) & self._has_stall
+        chosen = np.flatnonzero(is_stall.reshape(-1))
+        replay, operation = np.divmod(chosen, len(self._graph.operations))
+        none = np.full(len(chosen), schema.NOT_APPLICABLE)
+        return self._rows(chosen, {
+            "kind": np.full(len(chosen), schema.STALL), "lane": np.full(len(chosen), schema.COMPUTE),
+            "start": start.reshape(-1)[chosen], "end": end.reshape(-1)[chosen],
+            "timing": np.full(len(chosen), schema.GRAPH_STAMP_TIMING),
+            "start_exact": np.ones(len(chosen), np.bool_), "end_exact": np.ones(len(chosen), np.bool_),
+            "id": none, "stalled_on": self._ids[replay] + operation, "bytes": none, "self_bytes": none, "dtype": none,
+        }), self._replays[replay]  # fmt: skip
+
+    def _rows(self, chosen: Int64, replaced: Mapping[str, Any]) -> Spans:
+        """Return rows of some operations, by their positions among those of all replays."""
+        graph, spans = self._graph, self._spans
+        replay, operation = np.divmod(chosen, len(graph.operations))
+        rows = self._replays[replay]
+        columns: dict[str, Any] = {name: values[operation] for name, values in self._columns.items()}
+        columns["seq"] = self._firsts[replay, columns.pop("counter")] + columns.pop("offset")
+        # A replay within a phase is of its place in the schedule: the capture may have been elsewhere.
+        for name in ("microbatch", "chunk", "stage"):
+            of_replay = getattr(spans, name)[rows]
+            columns[name] = np.where(of_replay >= 0, of_replay, columns[name])
+        columns["step"] = spans.step[rows]
+        columns["lane"] = np.full(len(rows), schema.COMMUNICATION)
+        columns["stalled_on"] = np.full(len(rows), schema.NOT_APPLICABLE)
+        columns |= replaced
+        return Spans(**{name: columns[name].astype(dtype, copy=False) for name, dtype in DTYPE_OF_COLUMN.items()})
+
+
+def _columns_of(graph: CapturedGraph, codes: dict[str, int]) -> dict[str, Any]:
+    """Return what the operations of a graph have in each replay; new strings get codes."""
+    columns = dict(zip(ContainedOperation._fields, zip(*graph.operations, strict=True), strict=True))
     for word in chain(columns["name"], columns["dtype"]):
         if word is not None:
             codes.setdefault(word, len(codes))
-    counter = np.array(columns["counter"], np.int64)
     is_message = np.array([graph.counters[at].is_send is not None for at in columns["counter"]])
-    per_operation: dict[str, Any] = {
+    filled: dict[str, Any] = {
         "kind": np.where(is_message, schema.P2P, schema.COLLECTIVE),
         "name": [codes[name] for name in columns["name"]],
         "group": [graph.counters[at].group for at in columns["counter"]],
@@ -166,21 +301,7 @@ def _contents(
         "chunk": columns["chunk"],
         "stage": columns["stage"],
     }
-    rows = np.repeat(replays, len(operations))
-    filled: dict[str, Any] = {
-        name: np.tile(np.array(values, DTYPE_OF_COLUMN[name]), len(replays)) for name, values in per_operation.items()
-    }
-    filled["seq"] = (np.array(firsts, np.int64).reshape(len(replays), -1)[:, counter] + columns["offset"]).reshape(-1)
-    # A replay within a phase is of its place in the schedule: the capture may have been elsewhere.
-    for name in ("microbatch", "chunk", "stage"):
-        of_replay = getattr(spans, name)[rows]
-        filled[name] = np.where(of_replay >= 0, of_replay, filled[name])
-    constants = {
-        "lane": schema.COMMUNICATION, "id": schema.NOT_APPLICABLE, "stalled_on": schema.NOT_APPLICABLE,
-        "timing": schema.REPLAY_TIMING, "start_exact": False, "end_exact": False,
-    }  # fmt: skip
-    for name, value in constants.items():
-        filled[name] = np.full(len(rows), value, DTYPE_OF_COLUMN[name])
-    for name in ("start", "end", "step"):
-        filled[name] = getattr(spans, name)[rows]
-    return Spans(**{name: filled[name].astype(dtype, copy=False) for name, dtype in DTYPE_OF_COLUMN.items()})
+    filled = {name: np.array(values, DTYPE_OF_COLUMN[name]) for name, values in filled.items()}
+    for name in ("counter", "offset"):
+        filled[name] = np.array(columns[name], np.int64)
+    return filled

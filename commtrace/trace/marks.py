@@ -161,6 +161,12 @@ _Counter = tuple[Identity, bool | None, _Peer, Time]
 _Contained = tuple[Word, Count, Count, Step, _Bytes, _Bytes, Word | None, _Peer, bool, Step, Step, Step, Word]
 
 
+# Operation; positions of its stamps: start, end, where it was waited for (-1: not seen), end of the stall; whether its
+# start is exact, it was seen to be waited for, and the stall is its own.
+_Position = Annotated[int, Meta(ge=0, lt=2**20)]
+_Stamped = tuple[_Position, _Position, _Position, Annotated[int, Meta(ge=-1, lt=2**20)], _Position, bool, bool, bool]
+
+
 # What a CUDA graph contains: trace/graphs.py.
 class _Graph(Struct):
     id: Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -169,6 +175,8 @@ class _Graph(Struct):
     unlisted: Count
     counters: Annotated[list[_Counter], Meta(max_length=65_536)]
     operations: Annotated[list[_Contained], Meta(max_length=65_536)]
+    stamps: Annotated[list[_Stamped], Meta(max_length=65_536)] = []
+    unstamped: Annotated[dict[Word, Count], Meta(max_length=64)] | None = None
 
 
 # The recorder was closed. exception: type of an uncaught one; frames: its origin, innermost first.

@@ -95,6 +95,13 @@ DRIVER_FUNCTIONS: Final[dict[str, list[Any]]] = {
     "cuGraphNodeGetDependencies": [HANDLE, HANDLES, SIZES],
     "cuGraphNodeGetDependencies_v2": [HANDLE, HANDLES, HANDLES, SIZES],
     "cuGraphAddEventRecordNode": [HANDLES, HANDLE, HANDLES, ctypes.c_size_t, HANDLE],
+    "cuGraphAddKernelNode_v2": [HANDLES, HANDLE, HANDLES, ctypes.c_size_t, ctypes.c_void_p],
+    "cuGraphRetainUserObject": [HANDLE, HANDLE, UNSIGNED, UNSIGNED],
+    "cuUserObjectCreate": [HANDLES, ctypes.c_void_p, ctypes.c_void_p, UNSIGNED, UNSIGNED],
+    "cuUserObjectRelease": [HANDLE, UNSIGNED],
+    "cuModuleLoadData": [HANDLES, ctypes.c_char_p],
+    "cuModuleGetFunction": [HANDLES, HANDLE, ctypes.c_char_p],
+    "cuMemHostAlloc": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, UNSIGNED],
     "cuGraphInstantiateWithFlags": [HANDLES, HANDLE, ctypes.c_ulonglong],
     "cuGraphExecDestroy": [HANDLE],
     "cuGraphLaunch": [HANDLE, HANDLE],
@@ -130,6 +137,11 @@ SCRIPT_FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "simulated_stop_work": (INT, [HANDLE]),
     "simulated_set_lateness_ns": (INT, [HANDLE, NANOSECONDS]),
     "simulated_set_drift_ppm": (None, [ctypes.c_double]),
+    "simulated_set_globaltimer": (None, [ctypes.c_double, ctypes.c_uint64]),
+    "simulated_set_stamp_ns": (None, [NANOSECONDS]),
+    "simulated_set_version": (None, [INT]),
+    "simulated_set_programmatic": (INT, [HANDLE, ctypes.c_bool]),
+    "simulated_node_kernel": (INT, [HANDLE, INTS, INTS]),
     "simulated_event_ns": (NANOSECONDS, [HANDLE]),
     "simulated_node_times": (INT, [HANDLE, ctypes.c_uint32, TIMES, TIMES]),
     "simulated_function": (INT, [ctypes.c_char_p]),
@@ -392,6 +404,39 @@ class SimulatedDriver:
         start, end = NANOSECONDS(), NANOSECONDS()
         self.call("simulated_node_times", executable, node, ctypes.byref(start), ctypes.byref(end))
         return start.value, end.value
+
+    # the kernels of the native part
+
+    def set_globaltimer(self, ppm: float = 0.0, ahead_ns: int = 5 * 10**15) -> None:
+        """Have %globaltimer be ahead of the host's clock, and run faster by ``ppm`` millionths."""
+        self.library.simulated_set_globaltimer(ppm, ahead_ns)
+
+    def set_stamp_ns(self, duration_ns: int) -> None:
+        """Have kernels of the native part that are added or launched from now on take so long."""
+        self.library.simulated_set_stamp_ns(duration_ns)
+
+    def set_version(self, version: int) -> None:
+        """Be an older driver: 12020 is CUDA 12.2, which loads no modules during captures."""
+        self.library.simulated_set_version(version)
+
+    def set_programmatic(self, stream: int, is_programmatic: bool = True) -> None:
+        """Have kernels that are captured on a stream start before those before them have ended."""
+        self.call("simulated_set_programmatic", stream, is_programmatic)
+
+    def stamps(self, graph: int) -> list[int]:
+        """Return the nodes of a graph that are kernels of the native part."""
+        kernel, priority = INT(), INT()
+        nodes = []
+        for node in self.nodes(graph):
+            self.call("simulated_node_kernel", node, ctypes.byref(kernel), ctypes.byref(priority))
+            nodes += [node] if kernel.value else []
+        return nodes
+
+    def priority(self, node: int) -> int:
+        """Return the priority of a node, which was given by its attribute."""
+        kernel, priority = INT(), INT()
+        self.call("simulated_node_kernel", node, ctypes.byref(kernel), ctypes.byref(priority))
+        return priority.value
 
     # failures, and what was asked
 

@@ -12,6 +12,7 @@ from commtrace.analysis.matching.operations import communication_rows, is_kernel
 from commtrace.analysis.matching.roles import PIPELINE, Roles, is_p2p
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
+from commtrace.trace.graphs import knows_its_communication
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
@@ -193,8 +194,12 @@ def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, a
 
 
 def communicates(replays: Spans) -> Bool:
-    """Return of each of these rows, replays of CUDA graphs, whether it contains communication, or may contain some."""
-    return np.asarray((replays.op_in_seq > 0) | (replays.bytes < 0))
+    """Return of each of these rows, replays of CUDA graphs, whether it may contain communication without own times.
+
+    What has them has rows of the stalls on it, too: the rest of the replay is compute.
+    """
+    has_any = (replays.op_in_seq > 0) | (replays.bytes < 0)
+    return np.asarray(has_any & ~knows_its_communication(replays))
 
 
 def _state_of_computing_replays(run: Run, replays: Spans, states: tuple[State, ...]) -> Int32:

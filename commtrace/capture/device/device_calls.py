@@ -18,6 +18,7 @@ from commtrace.capture.device.clock import CudaMark, DeviceTiming, Mark, is_on_d
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
 from commtrace.capture.device.placement import Placement
 from commtrace.capture.device.resolved_calls import ResolvedCalls
+from commtrace.capture.graphs.stamps import CapturedCall
 from commtrace.capture.hooks import Arguments, Keywords
 from commtrace.capture.records import (
     DeviceCall,
@@ -75,9 +76,7 @@ class DeviceCalls:
         operation, state = launch.operation, launch.state
         clock = self._clock
         if state.graph is not None:
-            # Where a communication would get device times of its own, by nodes that stamp them in the graph.
-            state.graph.add(launch)
-            return None
+            return state.graph.add(launch, device)
         if clock.is_off:
             return None
         if clock.is_capturing():
@@ -107,6 +106,10 @@ class DeviceCalls:
 
     def complete(self, call: DeviceCall, _work: object) -> None:
         """Remember an operation that C++ launched, until :meth:`stalled` reports its wait."""
+        if isinstance(call, CapturedCall):
+            call.stamps.launched(call)
+            call.stamps.ends_here(call)
+            return
         # Neither waited for here nor called back, which would give its end. Work.wait releases tensors that are in use.
         # A callback on the future runs on one of torch's 32 pooled streams, behind the operation: communicators and
         # streams of the job that are among them would wait for it, which can deadlock pipelines, and the outputs would
@@ -120,6 +123,8 @@ class DeviceCalls:
 
     def stalled(self, call: DeviceCall, start: Mark, end: Mark, *, is_last: bool = True) -> None:
         """Record a stall of C++ on ``call`` and all earlier calls on the same stream; the stall is the last one's."""
+        if isinstance(call, CapturedCall):
+            return
         tracer = self._tracer
         tracer.last_mark = end
         unwaited = self._unwaited.get(call.queue)
@@ -155,11 +160,17 @@ class DeviceCalls:
     def about_to_wait(self, work: object) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
         """Return the calls of this Work, and a mark before the wait for it; None if it is not ours."""
         calls = self._calls_of(work)
-        return calls, None if calls is None else self._clock.mark(calls[0].device)
+        return calls, None if calls is None else calls[0].clock.mark(calls[0].device)
 
     def waited_by_its_work(self, work: object, calls: tuple[DeviceCall, ...], start: Mark) -> None:
         """Record the return of the wait that :meth:`about_to_wait` has marked."""
-        end = self._clock.mark(calls[0].device)
+        first = calls[0]
+        if isinstance(first, CapturedCall):
+            self._pending.pop(id(work), None)
+            first.stamps.waited(first, start)
+            self._streams.captured(first)
+            return
+        end = self._clock.mark(first.device)
         if self._pending.pop(id(work), _NO_CALLS)[0] is calls:
             self._waited(calls, start, end)
 
@@ -214,17 +225,23 @@ class DeviceCalls:
 
     def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
         """Record a wait for ``call`` without its Work; each of several results has a wait."""
-        if call.end is None:
+        if isinstance(call, CapturedCall):
+            call.stamps.waited(call, start)
+        elif call.end is None:
             self._waited((call,), start, end)
         else:
             self._stalled_on(call, start, end)
 
     def returned(self, call: DeviceCall) -> None:
         """Note that the backend has got ``call``, whose Work will not be waited for."""
+        if isinstance(call, CapturedCall):
+            call.stamps.launched(call)
+            return
         self._returned((call,))
 
     def forgotten(self, call: DeviceCall) -> None:
-        self._ended(call)
+        if not isinstance(call, CapturedCall):  # that has its end when its graph is captured
+            self._ended(call)
 
     def mark(self, device: int | None = None) -> Mark:
         return self._clock.mark(device)
@@ -237,13 +254,13 @@ class DeviceCalls:
     def forget(self, work: object) -> None:
         """Give up an earlier Work with the id of this one, which is not ours."""
         for call in self._pending.pop(id(work), _NO_CALLS)[0]:
-            self._ended(call)
+            self.forgotten(call)
 
     def forget_all(self) -> None:
         """Give up everything at the end of the recording: a call without a wait has no end."""
         for calls in (*(calls for calls, _ in self._pending.values()), *self._unwaited.values()):
             for call in calls:
-                self._ended(call)
+                self.forgotten(call)
         self._pending.clear()
         self._unwaited.clear()
         self._streams.forget()
@@ -253,7 +270,8 @@ class DeviceCalls:
     def unfinished(self) -> list[Launch]:
         pending = [calls for calls, _ in list(self._pending.values())]
         unwaited = [tuple(calls) for calls in list(self._unwaited.values())]
-        return [call.launch for calls in (*pending, *unwaited) for call in calls]
+        calls = [call for calls in (*pending, *unwaited) for call in calls]
+        return [call.launch for call in calls if not isinstance(call, CapturedCall)]  # those are sent by replays
 
     def starting_bracket(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement of ``_start_coalescing``, after which operations wait for ``_end_coalescing``."""
@@ -300,7 +318,7 @@ class DeviceCalls:
         # Counted also where nothing is recorded: members of the group must agree on the numbers that follow.
         collective_seq = next(state.collective_seq) if state.bracket_is_collective else -1
         if state.graph is not None:
-            state.graph.close_bracket(state, collective_seq)
+            return state.graph.close_bracket(state, collective_seq)
         if not calls or self._clock.is_capturing():
             return ()
         start = calls[0].launch.start or self._clock.mark(calls[0].device)
@@ -311,6 +329,10 @@ class DeviceCalls:
         return calls
 
     def _launched(self, calls: tuple[DeviceCall, ...], work: object) -> None:
+        first = calls[0]
+        if isinstance(first, CapturedCall):
+            self._captured(first, calls, work)
+            return
         self._returned(calls)
         if work is None:
             self._ran_on_current_stream(calls)
@@ -319,6 +341,17 @@ class DeviceCalls:
             self._ran_on_current_stream(calls)
         else:
             self._remember(work, calls)
+
+    def _captured(self, first: CapturedCall, calls: tuple[DeviceCall, ...], work: object) -> None:
+        """Stamp what was captured, of a bracket all members together."""
+        first.stamps.launched(first)
+        if work is not None and not all(_runs_on_current_stream(call) for call in calls):
+            self._remember(work, calls)
+            return
+        if work is not None:
+            self.forget(work)
+        first.stamps.ends_here(first)
+        self._streams.captured(first)
 
     def _returned(self, calls: tuple[DeviceCall, ...]) -> None:
         now = self._clock.host_ns()
@@ -393,6 +426,12 @@ class StreamWaits:
         """Note that the stream of ``mark`` has run ``call`` or waited for it."""
         self._passes(mark.device, mark.stream, call)
 
+    def captured(self, call: CapturedCall) -> None:
+        """Note that the current stream has captured ``call``, or a wait for it: others may wait for that stream."""
+        if not call.is_awaited:
+            stream = self._clock.current_stream()
+            self._passes(stream.device_index, self._clock.stream_number(stream), call)
+
     def forget(self) -> None:
         self._latest.clear()
 
@@ -463,6 +502,9 @@ class StreamWaits:
         if stream is None:
             stream = self._clock.current_stream()
         device, number = stream.device_index, self._clock.stream_number(stream)
+        if isinstance(call, CapturedCall):
+            is_current = self._clock.stream_number(self._clock.current_stream()) == number
+            return call.clock.mark(device) if is_current else None
         if not self._is_computing(device, number):
             self._passes(device, number, call)
             return None
@@ -470,6 +512,11 @@ class StreamWaits:
         return start if is_on_device(start) and start.stream == number else None
 
     def _waited(self, call: DeviceCall, start: CudaMark) -> None:
+        if isinstance(call, CapturedCall):
+            call.stamps.waited(call, start)
+            call.is_joined = call.is_awaited
+            self.captured(call)
+            return
         tracer = self._tracer
         call.is_joined = True
         tracer.last_mark = end = self._clock.mark(start.device)

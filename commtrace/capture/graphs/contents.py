@@ -9,15 +9,18 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 from commtrace.capture.collectives.groups import TAG_BIT
+from commtrace.capture.graphs.stamps import OF_ANOTHER, TOO_MANY, CapturedCall, GraphStamps, is_to_be_stamped
 from commtrace.capture.records import Launch, dtype_name, next_id
 from commtrace.trace import schema
-from commtrace.trace.graphs import ContainedOperation, Counter
+from commtrace.trace.graphs import ContainedOperation, StampedOperation
+from commtrace.trace.graphs import Counter as SequenceCounter
 
 if TYPE_CHECKING:
     from commtrace.capture.collectives.groups import GroupState
@@ -39,7 +42,7 @@ _Message: TypeAlias = "tuple[bool, int, int]"
 class _Numbers(NamedTuple):
     """The numbers that each replay of a graph takes of a counter."""
 
-    counter: Counter
+    counter: SequenceCounter
     take: Callable[[], int]  # takes them, and returns the first
 
 
@@ -47,6 +50,7 @@ class _Noted(NamedTuple):
     launch: Launch
     op_in_seq: int
     module: str
+    stamped: CapturedCall | str | None  # by what, or why not; None where nothing is stamped
 
 
 class RecordedGraph:
@@ -57,6 +61,7 @@ class RecordedGraph:
 
     def __init__(self, *, is_known: bool = True) -> None:
         self.id = next_id()
+        self.stamps: GraphStamps | None = None
         self.is_known = is_known
         self.num_replays = 0
         self.num_operations = 0
@@ -66,8 +71,11 @@ class RecordedGraph:
         self._noted: list[_Noted] = []
         self._in_bracket: dict[object, int] = {}  # by the state of the group whose coalescing bracket is open
         self._unlisted = 0
+        self._bracket_calls: dict[object, list[CapturedCall]] = {}  # by the state of its group
         self._numbers: list[_Numbers] = []
         self._operations: list[ContainedOperation] = []
+        self._stamped_operations: list[StampedOperation] = []
+        self._unstamped: Counter[str] = Counter()  # by reason
 
     # While it is captured
 
@@ -79,21 +87,48 @@ class RecordedGraph:
             self._states[of_group] = state
         return state
 
-    def add(self, launch: Launch) -> None:
-        """Note a communication, in the order of launches."""
+    def add(self, launch: Launch, device: int | None = None) -> CapturedCall | None:
+        """Note a communication, in the order of launches; return it if it is to be stamped, outside of a bracket."""
         op_in_seq = 0
         if launch.state.bracket is not None:
             op_in_seq = self._in_bracket.get(launch.state, 0)
             self._in_bracket[launch.state] = op_in_seq + 1
         if len(self._noted) < MOST_OPERATIONS:
-            self._noted.append(_Noted(launch, op_in_seq, _module()))
+            stamped = None if self.stamps is None else self._stamped(self.stamps, launch, device)
+            self._noted.append(_Noted(launch, op_in_seq, _module(), stamped))
+            if isinstance(stamped, CapturedCall) and launch.state.bracket is None:
+                return stamped
         else:
             self._unlisted += 1
+        return None
 
-    def close_bracket(self, state: object, seq: int) -> None:
-        """Give the collectives of a coalescing bracket of a group, which is closed now, their common number."""
+    def _stamped(self, stamps: GraphStamps, launch: Launch, device: int | None) -> CapturedCall | str:
+        """Return what stamps a communication that is about to be launched, or why nothing does."""
+        state = cast("GroupState", launch.state)
+        in_bracket = self._bracket_calls.get(state)
+        first = in_bracket[0] if in_bracket else None
+        number = state.collective_seq.launched if launch.seq < 0 else launch.seq & ((1 << TAG_BIT) - 1)
+        if first is None and not is_to_be_stamped(launch.num_bytes, number):
+            return TOO_MANY
+        call = stamps.call(launch, device)
+        if call is None:
+            return stamps.refusal
+        if first is None:
+            stamps.about_to_launch(call)
+        else:
+            call.leader = first
+        if state.bracket is not None:
+            self._bracket_calls.setdefault(state, []).append(call)
+        return call
+
+    def close_bracket(self, state: object, seq: int) -> tuple[CapturedCall, ...]:
+        """Give the collectives of a coalescing bracket of a group, which is closed now, their common number.
+
+        Return those of its members that are to be stamped.
+        """
         self._in_bracket.pop(state, None)
         self.number(state, seq, is_p2p=False)
+        return tuple(self._bracket_calls.pop(state, ()))
 
     def number(self, state: object, seq: int, *, is_p2p: bool) -> None:
         """Give the communications of a group that were noted without a number this one."""
@@ -116,6 +151,9 @@ class RecordedGraph:
 
     def include(self, graph: RecordedGraph) -> None:
         """Note that another graph is replayed into this one."""
+        if graph.stamps is not None:
+            graph.stamps.abandon()  # its counter goes on with each replay of this one
+        stamped = None if self.stamps is None else OF_ANOTHER
         self.is_known = self.is_known and graph.is_known
         self._phases |= graph._phases
         moved: dict[int, tuple[GroupState, dict[_Message | None, int]]] = {}  # by the id of the state within it
@@ -129,7 +167,7 @@ class RecordedGraph:
             state, firsts = moved[id(launch.state)]
             if launch.seq >= 0:
                 launch = launch._replace(seq=firsts[_message_of(launch)] + _offset(launch))
-            self._noted.append(noted._replace(launch=launch._replace(state=state)))
+            self._noted.append(noted._replace(launch=launch._replace(state=state), stamped=stamped))
 
     def close(self) -> None:
         """End the capture: what the graph contains stays as it is."""
@@ -138,17 +176,35 @@ class RecordedGraph:
             for message, count in _counts(state):
                 if count:
                     positions[id(state), message] = len(self._numbers)
-                    counter = Counter(of_group.group.id, *(message or (None, schema.NOT_APPLICABLE, 0)))
+                    counter = SequenceCounter(of_group.group.id, *(message or (None, schema.NOT_APPLICABLE, 0)))
                     self._numbers.append(_Numbers(counter, partial(_take, of_group, message, count)))
-        self._operations = [
-            operation for noted in self._noted if (operation := _operation(noted, positions)) is not None
-        ]
+        if self.stamps is not None:
+            self.stamps.close()
+        for noted in self._noted:
+            operation = _operation(noted, positions)
+            if operation is not None:
+                self._tell_stamps(noted.stamped, len(self._operations))
+                self._operations.append(operation)
         self._unlisted += len(self._noted) - len(self._operations)
         self.num_operations = len(self._operations) + self._unlisted
         sizes = [operation.num_bytes for operation in self._operations]
         self.num_bytes = sum(max(size, 0) for size in sizes) if self.is_known else schema.NOT_APPLICABLE
 
+    def _tell_stamps(self, stamped: CapturedCall | str | None, index: int) -> None:
+        """Note the stamps of an operation of the list, or why it has none."""
+        stamps = stamped.operation(index) if isinstance(stamped, CapturedCall) else None
+        if stamps is not None:
+            self._stamped_operations.append(stamps)
+        elif stamped is not None:
+            reason = stamped if isinstance(stamped, str) else stamped.leader.reason
+            self._unstamped[reason] += 1
+
     # Once it is captured
+
+    @property
+    def is_stamped(self) -> bool:
+        """Return whether replays have stamps that are read."""
+        return bool(self._stamped_operations) and self.stamps is not None and self.stamps.is_read
 
     @property
     def phases(self) -> str:
@@ -161,6 +217,12 @@ class RecordedGraph:
         self.num_replays += 1
         return number, [numbers.take() for numbers in self._numbers]
 
+    def take_ids(self) -> int:
+        """Return the first number of the communications of a replay, if they have times of their own."""
+        if not self.is_stamped or self.stamps is None:
+            return schema.NOT_APPLICABLE
+        return self.stamps.take_ids(len(self._operations))
+
     def to_json(self) -> MarkDetail:
         """Return the detail of its mark: ``Graph`` of commtrace/trace/marks.py."""
         return {
@@ -170,7 +232,13 @@ class RecordedGraph:
             "unlisted": self._unlisted,
             "counters": [list(numbers.counter) for numbers in self._numbers],
             "operations": [list(operation) for operation in self._operations],
+            **self._stamps_to_json(),
         }
+
+    def _stamps_to_json(self) -> dict[str, object]:
+        if self.stamps is None:
+            return {}
+        return {"stamps": [list(stamped) for stamped in self._stamped_operations], "unstamped": dict(self._unstamped)}
 
 
 def _message_of(launch: Launch) -> _Message | None:
@@ -249,12 +317,13 @@ class OpenCaptures:
         self._tell = tell  # told whether any is open
         self._lock = threading.Lock()
 
-    def begin(self, graph: object) -> None:
-        """Begin the contents of a graph, which this thread captures."""
+    def begin(self, graph: object) -> RecordedGraph:
+        """Begin, and return, the contents of a graph, which this thread captures."""
         capture = _Capture(weakref.ref(graph), RecordedGraph(), threading.get_ident())
         with self._lock:
             self.open = (*self._but(graph), capture)
             self._tell(True)
+        return capture.contents
 
     def end(self, graph: object) -> RecordedGraph | None:
         """End the capture of a graph; return its contents, which are still open, or None if its begin was not seen."""
@@ -271,6 +340,9 @@ class OpenCaptures:
     def forget(self) -> None:
         """End all, at the end of the recording."""
         with self._lock:
+            for capture in self.open:
+                if capture.contents.stamps is not None:
+                    capture.contents.stamps.abandon()
             self.open = ()
             self._tell(False)
 

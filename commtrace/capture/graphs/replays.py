@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.graphs.contents import RecordedGraph
+from commtrace.capture.graphs.stamps import StampingOfGraphs
 from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords
 from commtrace.capture.records import Span, graph_rows, replay_rows
 from commtrace.capture.tracer import Tracer
@@ -41,8 +42,11 @@ class GraphReplays:
     ``graph_type`` stands for ``torch.cuda.CUDAGraph``.
     """
 
-    def __init__(self, tracer: Tracer, graph_type: type | None = None) -> None:
+    def __init__(
+        self, tracer: Tracer, graph_type: type | None = None, stamping: StampingOfGraphs | None = None
+    ) -> None:
         self._tracer = tracer
+        self._stamping = stamping
         self._graph_type = graph_type
         self._hooks = Hooks(PART, tracer)
         self._is_grad_enabled: Callable[[], bool] = lambda: True  # torch's own
@@ -55,7 +59,7 @@ class GraphReplays:
         graph_type = self._graph_type or torch.cuda.CUDAGraph
         self._is_grad_enabled = torch.is_grad_enabled
         replace, around = self._hooks.replace_required, self._hooks.around
-        replace(graph_type, "capture_begin", around(_graph_of, self._capture_begun))
+        replace(graph_type, "capture_begin", around(self._capture_begins, self._capture_begun))
         replace(graph_type, "capture_end", around(self._capture_ends, self._capture_ended))
         replace(graph_type, "replay", around(self._about_to_replay, self._replayed))
         self._tracer.captures.are_followed = True
@@ -64,13 +68,23 @@ class GraphReplays:
         """Put the originals back. A capture that is going on is not known any more."""
         self._hooks.restore()
         self._tracer.captures.forget()
+        if self._stamping is not None:
+            self._stamping.close()
         self._contents.clear()
+
+    def _capture_begins(self, arguments: Arguments, _keywords: Keywords) -> torch.cuda.CUDAGraph:
+        if self._stamping is not None:
+            self._stamping.prepare(is_alone=not self._tracer.captures.open)
+        graph: torch.cuda.CUDAGraph = arguments[0]
+        return graph
 
     def _capture_begun(self, graph: torch.cuda.CUDAGraph, result: object) -> None:
         if result is RAISED:
             return
         self._contents.pop(graph, None)  # of an earlier capture
-        self._tracer.captures.begin(graph)
+        begun = self._tracer.captures.begin(graph)
+        if self._stamping is not None:
+            begun.stamps = self._stamping.begin(begun.id)
         contents = self._tracer.captures.current()
         if contents is not None:
             for span in self._tracer.open_computing_spans():
@@ -83,6 +97,8 @@ class GraphReplays:
 
     def _capture_ended(self, ended: _Ended, result: object) -> None:
         graph, contents = ended
+        if contents is not None and contents.stamps is not None and result is RAISED:
+            contents.stamps.abandon()
         if contents is not None and result is not RAISED:
             contents.close()
             self._keep(graph, contents)
@@ -101,14 +117,19 @@ class GraphReplays:
         phase = next(tracer.open_computing_spans(), None)
         if phase is None and self._is_grad_enabled() and contents.phases != _OPTIMIZER:
             tracer.steps.work_begins()
-        return _Replay(contents, phase, tracer.clock.mark() if tracer.recording else None)
+        start = tracer.clock.mark() if tracer.recording else None
+        if start is not None and contents.is_stamped and contents.stamps is not None:
+            contents.stamps.expect(contents.num_replays)  # before the launch: its times may be read before that returns
+        return _Replay(contents, phase, start)
 
     def _replayed(self, replay: _Replay, result: object) -> None:
-        if result is RAISED:
-            return
         contents, phase, start = replay
         tracer = self._tracer
         outer = tracer.captures.current() if tracer.captures.open else None
+        if contents.stamps is not None and (result is RAISED or outer is not None):
+            contents.stamps.expect_not(contents.num_replays)
+        if result is RAISED:
+            return
         if outer is not None:  # it has become a part of a graph that is captured now
             outer.include(contents)
             return
@@ -123,9 +144,5 @@ class GraphReplays:
         name = contents.phases if phase is None else schema.KINDS[phase.kind]
         tracer.append((
             replay_rows, schema.REPLAY, contents, number, name, tracer.coordinates, tracer.clock, start, end, firsts,
+            contents.take_ids(),
         ))  # fmt: skip
-
-
-def _graph_of(arguments: Arguments, _keywords: Keywords) -> torch.cuda.CUDAGraph:
-    graph: torch.cuda.CUDAGraph = arguments[0]
-    return graph

@@ -92,6 +92,7 @@ static uint32_t add_node(struct graph *graph, struct node node, const struct nod
 /* Adds a node behind what the stream has captured so far. */
 void capture_node(struct stream *stream, struct node node)
 {
+    node.is_programmatic = node.type == CU_GRAPH_NODE_TYPE_KERNEL && stream->is_programmatic;
     uint32_t added = add_node(stream->capture->graph, node, &stream->frontier);
     node_set_clear(&stream->frontier);
     node_set_add(&stream->frontier, added);
@@ -135,6 +136,7 @@ void free_graph(struct graph *graph)
 {
     table_remove(&graphs, graph->handle);
     free_nodes(graph->nodes, graph->node_count);
+    objects_clear(&graph->objects);
     free(graph);
 }
 
@@ -256,6 +258,8 @@ CUresult capture_status(const struct stream *stream, CUstreamCaptureStatus *stat
     return CUDA_SUCCESS;
 }
 
+static const CUgraphEdgeData programmatic_edges[64] = {[0 ... 63] = {.from_port = 1, .type = 1}};
+
 CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status_out, cuuint64_t *id_out, CUgraph *graph_out,
                       const CUgraphNode **dependencies_out, const CUgraphEdgeData **edge_data_out, size_t *count_out)
 {
@@ -265,6 +269,8 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status_out, cuuint
         status = capture_status(stream, status_out);
     if (status != CUDA_SUCCESS || *status_out != CU_STREAM_CAPTURE_STATUS_ACTIVE)
         return status;
+    if (stream->is_programmatic && dependencies_out != NULL && edge_data_out == NULL)
+        return CUDA_ERROR_LOSSY_QUERY;
     if (id_out != NULL)
         *id_out = stream->capture->id;
     if (graph_out != NULL)
@@ -272,17 +278,18 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status_out, cuuint
     if (dependencies_out != NULL)
         *dependencies_out = frontier_handles(stream);
     if (edge_data_out != NULL)
-        *edge_data_out = NULL; /* no edge has data */
+        *edge_data_out = stream->is_programmatic ? programmatic_edges : NULL;
     if (count_out != NULL)
         *count_out = stream->frontier.count;
     return CUDA_SUCCESS;
 }
 
-CUresult add_event_record_node(CUgraphNode *node_out, CUgraph graph_handle, const CUgraphNode *dependencies,
-                               size_t count, CUevent event)
+/* Adds a node that was not captured: no stream depends on it. */
+static CUresult add_node_of_graph(CUgraphNode *node_out, CUgraph graph_handle, const CUgraphNode *dependencies,
+                                  size_t count, struct node node)
 {
     struct graph *graph = table_get(&graphs, graph_handle);
-    if (node_out == NULL || graph == NULL || table_get(&events, event) == NULL)
+    if (node_out == NULL || graph == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     struct node_set set = {0};
     for (size_t i = 0; i < count; i++) {
@@ -292,9 +299,47 @@ CUresult add_event_record_node(CUgraphNode *node_out, CUgraph graph_handle, cons
         }
         node_set_add(&set, (uint32_t)node_of(dependencies[i]));
     }
-    struct node node = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = event};
     *node_out = handle_of_node(graph, add_node(graph, node, &set));
     node_set_clear(&set);
+    return CUDA_SUCCESS;
+}
+
+CUresult add_event_record_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                               CUevent event)
+{
+    if (table_get(&events, event) == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct node added = {.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD, .event = event};
+    return add_node_of_graph(node, graph, dependencies, count, added);
+}
+
+CUresult add_kernel_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                         const CUDA_KERNEL_NODE_PARAMS *params)
+{
+    struct node added = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .duration_ns = stamp_duration_ns};
+    if (params == NULL || !read_kernel(&added.kernel, params->func, params->kernelParams))
+        return CUDA_ERROR_INVALID_VALUE;
+    return add_node_of_graph(node, graph, dependencies, count, added);
+}
+
+CUresult launch_kernel(CUfunction function, CUstream stream_handle, void **arguments)
+{
+    struct stream *stream;
+    struct node node = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .duration_ns = stamp_duration_ns};
+    CUresult status = find_stream(stream_handle, &stream);
+    if (status == CUDA_SUCCESS)
+        status = check_usable(stream);
+    if (status != CUDA_SUCCESS)
+        return status;
+    if (!read_kernel(&node.kernel, function, arguments))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture != NULL) {
+        capture_node(stream, node);
+        return CUDA_SUCCESS;
+    }
+    run_kernel(&node.kernel, position_ns(stream));
+    stream->free_at_ns = plus(position_ns(stream), stamp_duration_ns);
+    show_effects();
     return CUDA_SUCCESS;
 }
 
@@ -325,6 +370,8 @@ CUresult instantiate(CUgraphExec *exec_out, CUgraph handle)
         exec->nodes[i].dependencies = (struct node_set){0};
         node_set_add_all(&exec->nodes[i].dependencies, &graph->nodes[i].dependencies);
     }
+    for (uint32_t i = 0; i < graph->objects.count; i++)
+        objects_add(&exec->objects, graph->objects.objects[i]);
     *exec_out = table_add(&execs, exec);
     return CUDA_SUCCESS;
 }
@@ -333,6 +380,7 @@ void free_exec(CUgraphExec handle)
 {
     struct exec *exec = table_remove(&execs, handle);
     free_nodes(exec->nodes, exec->node_count);
+    objects_clear(&exec->objects);
     free(exec);
 }
 
@@ -343,6 +391,8 @@ static void run_node(struct exec *exec, struct node *node, int64_t launched_ns)
     for (uint32_t i = 0; i < node->dependencies.count; i++)
         node->start_ns = later(node->start_ns, exec->nodes[node->dependencies.nodes[i]].end_ns);
     node->end_ns = plus(node->start_ns, node->duration_ns);
+    if (node->kernel.number != 0)
+        run_kernel(&node->kernel, node->start_ns);
     struct event *event = node->event != NULL ? table_get(&events, node->event) : NULL;
     if (event == NULL)
         return;

@@ -63,11 +63,17 @@ int64_t simulated_reading_ns(void)
 void simulated_advance(int64_t duration_ns)
 {
     scripted_now_ns += duration_ns;
+    pthread_mutex_lock(&lock);
+    show_effects();
+    pthread_mutex_unlock(&lock);
 }
 
 void simulated_set_now_ns(int64_t time_ns)
 {
     scripted_now_ns = time_ns;
+    pthread_mutex_lock(&lock);
+    show_effects();
+    pthread_mutex_unlock(&lock);
 }
 
 /* Let the time be CLOCK_MONOTONIC (true), or stand until the test moves it (false). */

@@ -46,7 +46,7 @@ int64_t plus(int64_t start_ns, int64_t duration_ns);
 
 /* -------- handles.c: what a handle stands for -------------------------------------------------------------------- */
 
-enum handle_kind { CONTEXT_HANDLE = 1, STREAM_HANDLE, EVENT_HANDLE, GRAPH_HANDLE, NODE_HANDLE, EXEC_HANDLE };
+enum handle_kind { CONTEXT_HANDLE = 1, STREAM_HANDLE, EVENT_HANDLE, GRAPH_HANDLE, NODE_HANDLE, EXEC_HANDLE, MODULE_HANDLE, OBJECT_HANDLE };
 
 struct slot {
     void *object; /* NULL: free */
@@ -62,7 +62,7 @@ struct table {
     uint64_t first_free; /* slot + 1; 0: none */
 };
 
-extern struct table streams, events, graphs, execs;
+extern struct table streams, events, graphs, execs, modules, user_objects;
 
 void *allocate(size_t count, size_t size);
 void *resize(void *memory, size_t count, size_t size);
@@ -87,9 +87,37 @@ void node_set_clear(struct node_set *set);
 
 /* -------- the objects -------------------------------------------------------------------------------------------- */
 
+enum { REPLAY_KERNEL = 1, STAMP_KERNEL, KERNEL_COUNT = 2 };
+
+/* A kernel of the native part, with its arguments. */
+struct kernel {
+    int number; /* 0: another kernel, which only takes time */
+    uint64_t counter, memory;
+    uint32_t mask;
+};
+
+struct module {
+    bool has[KERNEL_COUNT];
+};
+
+/* What is told when the graphs that hold it are gone. */
+struct user_object {
+    void *data;
+    CUhostFn destroy;
+    unsigned int references;
+};
+
+struct object_list {
+    struct user_object **objects;
+    uint32_t count;
+};
+
 struct node {
     CUgraphNodeType type;
     int64_t duration_ns; /* of a kernel */
+    struct kernel kernel;
+    int priority;
+    bool is_programmatic; /* it starts before what it depends on has ended: its edges have data */
     CUevent event;       /* that is recorded, or waited for */
     struct node_set dependencies;
     int64_t start_ns, end_ns; /* in the last launch */
@@ -99,12 +127,14 @@ struct graph {
     CUgraph handle;
     struct node *nodes;
     uint32_t node_count;
+    struct object_list objects;
     bool is_being_captured;
 };
 
 struct exec {
     struct node *nodes;
     uint32_t node_count;
+    struct object_list objects;
     int64_t free_at_ns; /* one launch runs at a time: the next one starts behind it */
 };
 
@@ -129,6 +159,7 @@ struct stream {
     int64_t free_at_ns;
     int64_t lateness_ns; /* how long after the host has put work on the stream the work starts, at the earliest */
     struct capture *capture;
+    bool is_programmatic;     /* kernels that are captured have programmatic edges, and the frontier edge data */
     struct node_set frontier; /* what the next captured node depends on */
     CUgraphNode *frontier_handles;
 };
@@ -184,6 +215,19 @@ struct event {
     X(cuGraphNodeGetType)                                                                                              \
     X(cuGraphNodeGetDependencies)                                                                                      \
     X(cuGraphAddEventRecordNode)                                                                                       \
+    X(cuGraphAddKernelNode)                                                                                            \
+    X(cuGraphKernelNodeSetAttribute)                                                                                   \
+    X(cuGraphRetainUserObject)                                                                                         \
+    X(cuUserObjectCreate)                                                                                              \
+    X(cuUserObjectRelease)                                                                                             \
+    X(cuModuleLoadData)                                                                                                \
+    X(cuModuleGetFunction)                                                                                             \
+    X(cuMemAlloc)                                                                                                      \
+    X(cuMemHostAlloc)                                                                                                  \
+    X(cuMemHostGetDevicePointer)                                                                                       \
+    X(cuMemsetD8Async)                                                                                                 \
+    X(cuLaunchKernel)                                                                                                  \
+    X(cuCtxGetStreamPriorityRange)                                                                                     \
     X(cuGraphInstantiate)                                                                                              \
     X(cuGraphExecDestroy)                                                                                              \
     X(cuGraphLaunch)
@@ -296,5 +340,30 @@ void free_graph(struct graph *graph);
 CUresult instantiate(CUgraphExec *exec, CUgraph graph);
 CUresult launch_graph(CUgraphExec exec, CUstream stream);
 void free_exec(CUgraphExec handle);
+CUresult add_kernel_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                         const CUDA_KERNEL_NODE_PARAMS *params);
+CUresult launch_kernel(CUfunction function, CUstream stream, void **arguments);
+
+/* -------- kernels.c: modules, memory, kernels that write, user objects ------------------------------------------- */
+
+extern uint64_t globaltimer_ahead_ns;
+extern double globaltimer_ppm;
+extern int64_t stamp_duration_ns; /* of the kernels of the native part */
+extern int driver_version;
+
+CUresult load_module(CUmodule *module, const char *image);
+CUresult find_function(CUfunction *function, CUmodule module, const char *name);
+CUresult allocate_memory(uint64_t *address, size_t size, bool is_mapped);
+uint64_t mapped_address(const void *memory);
+CUresult set_memory(uint64_t address, int value, size_t size);
+bool read_kernel(struct kernel *kernel, CUfunction function, void **arguments);
+void run_kernel(const struct kernel *kernel, int64_t time_ns);
+void show_effects(void);
+void forget_effects(void);
+CUresult create_user_object(CUuserObject *object, void *data, CUhostFn destroy, unsigned int references);
+CUresult drop_user_object(CUuserObject object);
+CUresult retain_user_object(CUgraph graph, CUuserObject object, bool moves);
+void objects_add(struct object_list *list, struct user_object *object);
+void objects_clear(struct object_list *list);
 
 #endif

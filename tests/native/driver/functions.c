@@ -20,7 +20,7 @@ CUresult cuDriverGetVersion(int *version)
     ENTER(cuDriverGetVersion);
     if (version == NULL)
         return leave(CUDA_ERROR_INVALID_VALUE);
-    *version = 13000;
+    *version = driver_version;
     return leave(CUDA_SUCCESS);
 }
 
@@ -319,6 +319,8 @@ CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *dependencies,
     const struct graph *graph = graph_of_node(node);
     if (graph == NULL)
         return leave(CUDA_ERROR_INVALID_VALUE);
+    if (graph->nodes[node_of(node)].is_programmatic)
+        return leave(CUDA_ERROR_LOSSY_QUERY);
     const struct node_set *set = &graph->nodes[node_of(node)].dependencies;
     return leave(list_nodes(graph, set->nodes, set->count, dependencies, count));
 }
@@ -326,8 +328,53 @@ CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *dependencies,
 CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *dependencies, CUgraphEdgeData *edge_data,
                                        size_t *count)
 {
-    (void)edge_data; /* no edge has data */
-    return cuGraphNodeGetDependencies(node, dependencies, count);
+    ENTER(cuGraphNodeGetDependencies);
+    const struct graph *graph = graph_of_node(node);
+    if (graph == NULL)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    const struct node *asked = &graph->nodes[node_of(node)];
+    for (size_t i = 0; edge_data != NULL && i < *count; i++)
+        edge_data[i] = (CUgraphEdgeData){.type = asked->is_programmatic};
+    return leave(list_nodes(graph, asked->dependencies.nodes, asked->dependencies.count, dependencies, count));
+}
+
+CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                 const CUDA_KERNEL_NODE_PARAMS *params)
+{
+    ENTER(cuGraphAddKernelNode);
+    return leave(add_kernel_node(node, graph, dependencies, count, params));
+}
+
+/* The only attribute that is simulated is the priority. */
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
+                                       const CUkernelNodeAttrValue *value)
+{
+    ENTER(cuGraphKernelNodeSetAttribute);
+    struct graph *graph = graph_of_node(handle);
+    if (graph == NULL || attribute != CU_LAUNCH_ATTRIBUTE_PRIORITY || value == NULL)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    graph->nodes[node_of(handle)].priority = value->priority;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags)
+{
+    ENTER(cuGraphRetainUserObject);
+    const bool moves = flags == CU_GRAPH_USER_OBJECT_MOVE;
+    return leave(count == 1 ? retain_user_object(graph, object, moves) : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuUserObjectCreate(CUuserObject *object, void *data, CUhostFn destroy, unsigned int references,
+                            unsigned int flags)
+{
+    ENTER(cuUserObjectCreate);
+    return leave(flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC ? create_user_object(object, data, destroy, references) : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuUserObjectRelease(CUuserObject object, unsigned int count)
+{
+    ENTER(cuUserObjectRelease);
+    return leave(count == 1 ? drop_user_object(object) : CUDA_ERROR_INVALID_VALUE);
 }
 
 CUresult cuGraphAddEventRecordNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
@@ -371,6 +418,77 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
     ENTER(cuGraphLaunch);
     return leave(launch_graph(exec, stream));
+}
+
+/* -------- modules, memory and kernels ---------------------------------------------------------------------------- */
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    ENTER(cuModuleLoadData);
+    return leave(load_module(module, image));
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    ENTER(cuModuleGetFunction);
+    return leave(find_function(function, module, name));
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
+{
+    ENTER(cuMemAlloc);
+    uint64_t allocated;
+    CUresult status = allocate_memory(&allocated, size, false);
+    if (status == CUDA_SUCCESS)
+        *address = allocated;
+    return leave(status);
+}
+
+CUresult cuMemHostAlloc(void **memory, size_t size, unsigned int flags)
+{
+    ENTER(cuMemHostAlloc);
+    uint64_t allocated;
+    if ((flags & CU_MEMHOSTALLOC_DEVICEMAP) == 0)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    CUresult status = allocate_memory(&allocated, size, true);
+    if (status == CUDA_SUCCESS)
+        *memory = (void *)(uintptr_t)allocated;
+    return leave(status);
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *memory, unsigned int flags)
+{
+    ENTER(cuMemHostGetDevicePointer);
+    if (address == NULL || flags != 0)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *address = mapped_address(memory);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t size, CUstream stream)
+{
+    ENTER(cuMemsetD8Async);
+    (void)stream; /* at once: what comes behind it on the stream finds it done */
+    return leave(set_memory(address, value, size));
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                        CUstream stream, void **arguments, void **extra)
+{
+    ENTER(cuLaunchKernel);
+    bool is_one_thread = grid_x * grid_y * grid_z * block_x * block_y * block_z == 1;
+    if (!is_one_thread || shared_bytes != 0 || extra != NULL)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    return leave(launch_kernel(function, stream, arguments));
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    ENTER(cuCtxGetStreamPriorityRange);
+    *least = 0;
+    *greatest = -5;
+    return leave(CUDA_SUCCESS);
 }
 
 /* -------- events ------------------------------------------------------------------------------------------------- */

@@ -51,6 +51,8 @@ struct table streams = {.kind = STREAM_HANDLE};
 struct table events = {.kind = EVENT_HANDLE};
 struct table graphs = {.kind = GRAPH_HANDLE};
 struct table execs = {.kind = EXEC_HANDLE};
+struct table modules = {.kind = MODULE_HANDLE};
+struct table user_objects = {.kind = OBJECT_HANDLE};
 
 /* Returns the handle. */
 void *table_add(struct table *table, void *object)

@@ -30,6 +30,11 @@ void simulated_reset(int count)
     for (uint64_t i = 0; i < execs.slot_count; i++)
         if (execs.slots[i].object != NULL)
             free_exec(make_handle(EXEC_HANDLE, execs.slots[i].generation, i, 0));
+    forget_effects();
+    globaltimer_ahead_ns = UINT64_C(5000000000000000);
+    globaltimer_ppm = 0;
+    stamp_duration_ns = 0;
+    driver_version = 13000;
     memset(devices, 0, sizeof(devices));
     memset(scripts, 0, sizeof(scripts));
     for (int i = 0; i < FUNCTION_COUNT; i++) {
@@ -176,6 +181,54 @@ void simulated_set_drift_ppm(double ppm)
     pthread_mutex_lock(&lock);
     drift_ppm = ppm;
     pthread_mutex_unlock(&lock);
+}
+
+/* How many millionths %globaltimer is faster than the host's clock, and how far ahead of it at its time 0. */
+void simulated_set_globaltimer(double ppm, uint64_t ahead_ns)
+{
+    pthread_mutex_lock(&lock);
+    globaltimer_ppm = ppm;
+    globaltimer_ahead_ns = ahead_ns;
+    pthread_mutex_unlock(&lock);
+}
+
+/* How long the kernels of the native part take from now on: as nodes, from when they are added. */
+void simulated_set_stamp_ns(int64_t duration_ns)
+{
+    pthread_mutex_lock(&lock);
+    stamp_duration_ns = duration_ns;
+    pthread_mutex_unlock(&lock);
+}
+
+/* What cuDriverGetVersion says. */
+void simulated_set_version(int version)
+{
+    pthread_mutex_lock(&lock);
+    driver_version = version;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Has kernels that are captured on a stream from now on depend programmatically on what is before them, or not. */
+CUresult simulated_set_programmatic(CUstream handle, bool is_programmatic)
+{
+    pthread_mutex_lock(&lock);
+    struct stream *stream;
+    CUresult status = find_stream(handle, &stream);
+    if (status == CUDA_SUCCESS)
+        stream->is_programmatic = is_programmatic;
+    return leave(status);
+}
+
+/* The kernel of the native part that a node is: its number, 0 for another one; its priority. */
+CUresult simulated_node_kernel(CUgraphNode handle, int *kernel, int *priority)
+{
+    pthread_mutex_lock(&lock);
+    const struct graph *graph = graph_of_node(handle);
+    if (graph == NULL)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *kernel = graph->nodes[node_of(handle)].kernel.number;
+    *priority = graph->nodes[node_of(handle)].priority;
+    return leave(CUDA_SUCCESS);
 }
 
 /* When an event is reached; -1 if it is not recorded on a stream, or is not there. */

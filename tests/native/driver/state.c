@@ -121,6 +121,7 @@ CUresult enter(enum function function)
     count_call(function);
     wait_until_released(function);
     CUresult status = scripted_status(function);
+    show_effects();
     if (status != CUDA_SUCCESS)
         pthread_mutex_unlock(&lock);
     return status;

@@ -1,0 +1,1123 @@
+/* Device times of the communication in CUDA graphs, by kernels that stamp them.
+
+   While a graph is captured, nodes of one thread each are added to it: one that counts the replays, and for each
+   communication some that write the device's time (stamp_kernels.h). No node of the job depends on any of them, and what
+   they depend on is what the communication depends on, or its last node: so they order nothing, and an end is that of the
+   communication, whatever streams wait for it. The documentation of cuStreamGetCaptureInfo allows nodes to be added
+   while a capture is in progress, and does not ask that they are joined. NCCL adds nodes of its own in the same way
+   (src/misc/strongstream.cc).
+
+   An external event in the graph would cost less, but each launch resets it as it is enqueued: of all replays that the
+   host enqueues between two looks, only the last would be seen. A stamp has a slot for each of the latest NUM_SLOTS
+   replays, in memory of the host. The thread of marks.c reads it, without the driver and without the GIL, and never waits:
+   what an aborted communicator leaves behind stays without a time.
+
+   The memory of a graph is used again when the graph and all its executables are gone, of which a user object tells. The
+   kernels, and the memory as a whole, stay until the process ends: a graph may be replayed after the recording. */
+#include "core.h"
+#include "stamp_kernels.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    NUM_SLOTS = 32,       /* of a stamp: replays that the device may be ahead of the thread; a power of two */
+    STAMPS_PER_PAGE = 8,  /* a page is 4 KiB */
+    PAGES_PER_ARENA = 1024,
+    MOST_ARENAS = 32,
+    MOST_GRAPHS = 8192,   /* at a time */
+    MOST_BYTES_READ = 64 << 20, /* that wait for the harvester */
+    NUM_ANCHORS = 16,
+    PROBE_POLLS = 2000,   /* then the device is too busy for an anchor */
+    PATIENCE_MS = 500,    /* of the self-test */
+    RELAXED = 2,          /* CU_STREAM_CAPTURE_MODE_RELAXED: allocating and loading are allowed while others capture */
+    CAPTURE_ACTIVE = 1,   /* CU_STREAM_CAPTURE_STATUS_ACTIVE */
+    KERNEL_NODE = 0, COPY_NODE = 1, /* CUgraphNodeType */
+    NODE_PRIORITY = 8,    /* CU_LAUNCH_ATTRIBUTE_PRIORITY */
+    PORTABLE_AND_MAPPED = 3, /* CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP */
+    OWN_STREAM = 1,       /* CU_STREAM_NON_BLOCKING */
+    LOADS_IN_CAPTURES = 12030, /* CUDA 12.3: earlier drivers load nothing while any stream is captured */
+    LEAST_VERSION = 12000, /* with cuGraphAddKernelNode_v2 */
+};
+
+static const int64_t ANCHOR_INTERVAL_NS = 900000000;
+static const int64_t BASELINE_NS = 2000000000; /* of two anchors that tell the drift */
+static const double MOST_DRIFT = 200e-6;
+static const double UNKNOWN_DRIFT = 100e-6; /* between the device's clock and the host's, until it is measured */
+static const int64_t SELF_TEST_NS = 1000000;
+
+/* A slot of a stamp. The number is written last. */
+typedef struct {
+    _Atomic uint64_t time, number;
+} Slot;
+
+typedef struct Page {
+    Slot *slots; /* STAMPS_PER_PAGE times NUM_SLOTS */
+    uint64_t address;
+    struct Page *next_free;
+} Page;
+
+typedef struct {
+    uint64_t timer;
+    int64_t host_ns, bracket_ns;
+} Anchor;
+
+/* What is needed on a device, made once for each context. */
+typedef struct {
+    Context context;
+    int device;
+    const char *failure; /* why there are no stamps; NULL if they can be had */
+    _Atomic bool is_prepared;
+    Function replay, stamp;
+    Stream stream;
+    int priority;
+    uint64_t counters, heads_address;
+    _Atomic uint64_t *heads; /* of graphs, by their number; that of number 0 is the probe's */
+    Slot *probe;
+    uint64_t probe_address, probes;
+    Page *free_pages;
+    int num_arenas;
+    Anchor anchors[NUM_ANCHORS]; /* a ring of the latest */
+    int num_anchors;             /* ever taken */
+    int64_t anchored_at;         /* when the last was tried */
+} Stamper;
+
+enum { UNUSED, CAPTURING, READ, ABANDONED };
+
+/* The stamps of a graph. */
+typedef struct {
+    _Atomic int state;
+    _Atomic bool is_gone; /* the graph and its executables are; set by any thread of the driver */
+    int number, device, session;
+    int64_t graph_id;
+    Context context;
+    uint64_t capture_id;
+    Graph graph;
+    Stream origin; /* on which the capture was begun: that of the job's computing */
+    Node counter_node;
+    Node *own_nodes;
+    Page **pages;
+    int num_stamps, num_pages, num_own_nodes;
+    uint64_t base; /* replays that were counted for earlier graphs of this number */
+    uint64_t next; /* the replay to be read */
+    int num_arrived; /* of its stamps, without a gap */
+} Stamps;
+
+/* The times of one replay, for the harvester. */
+typedef struct Reading {
+    struct Reading *next;
+    int64_t graph_id, error_ns;
+    uint64_t replay;
+    int num_stamps;
+    int64_t times[]; /* ns; NOT_APPLICABLE for a stamp that was not written */
+} Reading;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of pages and readings */
+static Stamper stampers[MOST_DEVICES];
+static Stamps *graphs[MOST_GRAPHS];
+static _Atomic int num_graphs = 1; /* number 0 is the probe's */
+static int session_of_stamps;      /* what was begun in an earlier one is not read */
+static Reading *first_reading, **last_reading = &first_reading;
+static size_t bytes_read;
+static _Atomic int64_t num_lost;
+
+/* ---- reasons why something has no stamps ------------------------------------------------------------------------ */
+
+static const char NO_CONTEXT[] = "the job uses no device here";
+static const char TOO_OLD[] = "the driver is none of CUDA 12.0 or newer";
+static const char LOADS_NOTHING[] = "another graph is captured, and a driver before CUDA 12.3 loads nothing meanwhile";
+static const char NO_JIT[] = "the driver may not compile PTX: CUDA_DISABLE_PTX_JIT is set, or its compiler is missing";
+static const char NOT_LOADED[] = "the driver has not loaded the kernels";
+static const char NO_MEMORY[] = "there is no memory for stamps";
+static const char NO_PROBE[] = "a stamp did not arrive within half a second";
+static const char WRONG_CLOCK[] = "two stamps that were 1 ms apart are not, by the device's clock";
+static const char NOT_CAPTURED[] = "the stream is not captured";
+static const char OTHER_DEVICE[] = "captured on another device than its graph";
+static const char OTHER_CONTEXT[] = "captured in another context than its graph";
+static const char OTHER_GRAPH[] = "captured into another graph, such as the body of a conditional node";
+static const char PROGRAMMATIC[] = "kernels around it overlap (programmatic edges)";
+static const char REFUSED[] = "the driver has refused";
+static const char NO_NODES[] = "its nodes in the graph were not found";
+
+/* ---- the device's clock ----------------------------------------------------------------------------------------- */
+
+static void pause_for_us(long microseconds) { nanosleep(&(struct timespec){0, microseconds * 1000L}, NULL); }
+
+/* Puts a stamp on our own stream, and returns whether it arrived; a device that is too busy is given up. */
+static bool take_probe(Stamper *stamper, Anchor *anchor, int patience_ms) {
+    if (atomic_load_explicit(&stamper->probe->number, memory_order_acquire) != stamper->probes) {
+        return false; /* the one before has not arrived yet */
+    }
+    uint64_t counter = stamper->counters, head = stamper->heads_address, slots = stamper->probe_address;
+    uint32_t mask = 0;
+    if (graph_driver.launch(stamper->replay, 1, 1, 1, 1, 1, 1, 0, stamper->stream, (void *[]){&counter, &head}, NULL) !=
+        DRIVER_SUCCESS) {
+        return false;
+    }
+    stamper->probes++;
+    int64_t before = host_ns();
+    if (graph_driver.launch(stamper->stamp, 1, 1, 1, 1, 1, 1, 0, stamper->stream, (void *[]){&counter, &slots, &mask},
+                            NULL) != DRIVER_SUCCESS) {
+        stamper->probes--;
+        return false;
+    }
+    for (int polls = 0;; polls++) {
+        if (atomic_load_explicit(&stamper->probe->number, memory_order_acquire) == stamper->probes) {
+            break;
+        }
+        if (polls >= PROBE_POLLS) {
+            if ((polls - PROBE_POLLS) / 10 >= patience_ms) {
+                return false;
+            }
+            pause_for_us(100);
+        }
+    }
+    int64_t after = host_ns();
+    uint64_t time = atomic_load_explicit(&stamper->probe->time, memory_order_relaxed);
+    *anchor = (Anchor){time, before + (after - before) / 2, after - before};
+    return true;
+}
+
+static Anchor *latest_anchor(Stamper *stamper) { return &stamper->anchors[(stamper->num_anchors - 1) % NUM_ANCHORS]; }
+
+static void take_anchor(Stamper *stamper) {
+    Anchor best = {.bracket_ns = INT64_MAX}, anchor;
+    for (int tries = 0; tries < 3; tries++) {
+        if (take_probe(stamper, &anchor, 0) && anchor.bracket_ns < best.bracket_ns) {
+            best = anchor;
+        }
+    }
+    if (best.bracket_ns == INT64_MAX) {
+        return;
+    }
+    if (stamper->num_anchors > 0) {
+        /* A wide bracket, as of a thread that lost its core, is no better than what the last one has become. */
+        const Anchor *last = latest_anchor(stamper);
+        double drifted_ns = 2 * UNKNOWN_DRIFT * (double)(best.host_ns - last->host_ns);
+        if ((double)best.bracket_ns > (double)last->bracket_ns + drifted_ns) {
+            return;
+        }
+    }
+    stamper->anchors[stamper->num_anchors++ % NUM_ANCHORS] = best;
+}
+
+/* The host's time of a reading of the device's clock, and half the width of where it may be. */
+static int64_t host_time(Stamper *stamper, uint64_t timer, int64_t *error_ns) {
+    const Anchor *last = latest_anchor(stamper);
+    int first_kept = stamper->num_anchors > NUM_ANCHORS ? stamper->num_anchors - NUM_ANCHORS : 0;
+    const Anchor *first = &stamper->anchors[first_kept % NUM_ANCHORS];
+    double elapsed = (double)(int64_t)(timer - last->timer), baseline = (double)(int64_t)(last->timer - first->timer);
+    double drift = 0, unsure = UNKNOWN_DRIFT;
+    if (baseline >= (double)BASELINE_NS) {
+        drift = (double)(last->host_ns - first->host_ns) / baseline - 1;
+        unsure = (double)(last->bracket_ns + first->bracket_ns) / 2 / baseline;
+        if (fabs(drift) > MOST_DRIFT) {
+            drift = drift > 0 ? MOST_DRIFT : -MOST_DRIFT;
+            unsure = UNKNOWN_DRIFT;
+        }
+    }
+    int64_t error = last->bracket_ns / 2 + llrint(fabs(elapsed) * unsure);
+    *error_ns = error > *error_ns ? error : *error_ns;
+    return last->host_ns + llrint(elapsed + elapsed * drift);
+}
+
+void stamps_anchor(void) {
+    int64_t now = 0;
+    for (int device = 0; device < MOST_DEVICES && !device_has_failed(); device++) {
+        Stamper *stamper = &stampers[device];
+        if (!stamper->is_prepared || stamper->failure != NULL || stamper->context != context_of_device(device)) {
+            continue;
+        }
+        now = now != 0 ? now : host_ns();
+        if (now - stamper->anchored_at >= ANCHOR_INTERVAL_NS) {
+            stamper->anchored_at = now;
+            driver.context_set_current(stamper->context);
+            take_anchor(stamper);
+        }
+    }
+}
+
+/* ---- making what a device needs --------------------------------------------------------------------------------- */
+
+static bool add_arena(Stamper *stamper) {
+    const size_t page_size = sizeof(Slot) * STAMPS_PER_PAGE * NUM_SLOTS;
+    char *memory;
+    uint64_t address;
+    Page *pages = calloc(PAGES_PER_ARENA, sizeof(Page));
+    if (pages == NULL || stamper->num_arenas == MOST_ARENAS ||
+        graph_driver.allocate_on_host((void **)&memory, page_size * PAGES_PER_ARENA, PORTABLE_AND_MAPPED) !=
+            DRIVER_SUCCESS ||
+        graph_driver.address_of_host(&address, memory, 0) != DRIVER_SUCCESS) {
+        free(pages);
+        return false;
+    }
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < PAGES_PER_ARENA; i++) {
+        pages[i] = (Page){(Slot *)(memory + i * page_size), address + i * page_size, stamper->free_pages};
+        stamper->free_pages = &pages[i];
+    }
+    pthread_mutex_unlock(&lock);
+    stamper->num_arenas++;
+    return true;
+}
+
+static const char *load_kernels(Stamper *stamper) {
+    Module module;
+    int status = graph_driver.module_load(&module, STAMP_KERNELS);
+    /* CUDA_ERROR_NO_BINARY_FOR_GPU, _JIT_COMPILER_NOT_FOUND, _JIT_COMPILATION_DISABLED */
+    if (status == 209 || status == 221 || status == 223) {
+        return NO_JIT;
+    }
+    if (status != DRIVER_SUCCESS ||
+        graph_driver.module_function(&stamper->replay, module, "commtrace_replay") != DRIVER_SUCCESS ||
+        graph_driver.module_function(&stamper->stamp, module, "commtrace_stamp") != DRIVER_SUCCESS) {
+        return NOT_LOADED;
+    }
+    return NULL;
+}
+
+static const char *allocate(Stamper *stamper) {
+    const size_t heads_size = MOST_GRAPHS * sizeof(uint64_t);
+    char *memory;
+    int least, greatest;
+    if (graph_driver.allocate_on_host((void **)&memory, heads_size + sizeof(Slot), PORTABLE_AND_MAPPED) !=
+            DRIVER_SUCCESS ||
+        graph_driver.address_of_host(&stamper->heads_address, memory, 0) != DRIVER_SUCCESS ||
+        graph_driver.allocate(&stamper->counters, heads_size) != DRIVER_SUCCESS ||
+        driver.stream_create(&stamper->stream, OWN_STREAM) != DRIVER_SUCCESS ||
+        graph_driver.set_memory(stamper->counters, 0, heads_size, stamper->stream) != DRIVER_SUCCESS) {
+        return NO_MEMORY;
+    }
+    memset(memory, 0, heads_size + sizeof(Slot));
+    stamper->heads = (_Atomic uint64_t *)memory;
+    stamper->probe = (Slot *)(memory + heads_size);
+    stamper->probe_address = stamper->heads_address + heads_size;
+    stamper->priority = graph_driver.priority_range(&least, &greatest) == DRIVER_SUCCESS ? greatest : 0;
+    return add_arena(stamper) ? NULL : NO_MEMORY;
+}
+
+/* The device's clock must go as the host's does: the documentation of PTX promises nothing about it. */
+static const char *test_clock(Stamper *stamper) {
+    Anchor first, second;
+    for (int tries = 0; tries < 3; tries++) {
+        if (!take_probe(stamper, &first, PATIENCE_MS)) {
+            return NO_PROBE;
+        }
+        for (int pauses = 0; pauses < 1000 && host_ns() - first.host_ns < SELF_TEST_NS; pauses++) {
+            pause_for_us(100);
+        }
+        if (!take_probe(stamper, &second, PATIENCE_MS)) {
+            return NO_PROBE;
+        }
+        double host = (double)(second.host_ns - first.host_ns), device = (double)(int64_t)(second.timer - first.timer);
+        if (host >= (double)SELF_TEST_NS && fabs(device - host) <= 0.1 * host) {
+            stamper->anchors[0] = second.bracket_ns < first.bracket_ns ? second : first;
+            stamper->num_anchors = 1;
+            stamper->anchored_at = second.host_ns;
+            return NULL;
+        }
+    }
+    return WRONG_CLOCK;
+}
+
+static const char *prepare(Stamper *stamper, Context context, int device, bool is_alone) {
+    int version = 0;
+    *stamper = (Stamper){.context = context, .device = device};
+    if (graph_driver_missing() != NULL) {
+        return TOO_OLD;
+    }
+    if (graph_driver.version(&version) != DRIVER_SUCCESS || version < LEAST_VERSION) {
+        return TOO_OLD;
+    }
+    if (version < LOADS_IN_CAPTURES && !is_alone) {
+        return LOADS_NOTHING;
+    }
+    const char *failure = load_kernels(stamper);
+    failure = failure != NULL ? failure : allocate(stamper);
+    return failure != NULL ? failure : test_clock(stamper);
+}
+
+/* prepare_stamps(is_alone): why the current device has no stamps, "" if it has. */
+static PyObject *python_prepare(PyObject *module, PyObject *value) {
+    (void)module;
+    int is_alone = PyObject_IsTrue(value), device = device_is_open() ? device_of_context() : NOT_APPLICABLE;
+    Context context = device == NOT_APPLICABLE ? NULL : context_of_device(device);
+    if (is_alone < 0) {
+        return NULL;
+    }
+    if (context == NULL || device_has_failed()) {
+        return PyUnicode_FromString(NO_CONTEXT);
+    }
+    Stamper *stamper = &stampers[device];
+    if (!stamper->is_prepared || stamper->context != context || stamper->failure == LOADS_NOTHING) {
+        int mode = RELAXED;
+        const char *failure;
+        stamper->is_prepared = false;
+        Py_BEGIN_ALLOW_THREADS
+        driver.exchange_capture_mode(&mode);
+        failure = prepare(stamper, context, device, is_alone);
+        driver.exchange_capture_mode(&mode);
+        Py_END_ALLOW_THREADS
+        stamper->failure = failure;
+        stamper->is_prepared = true;
+    } else if (stamper->failure == NULL && stamper->free_pages == NULL && is_alone) {
+        int mode = RELAXED;
+        driver.exchange_capture_mode(&mode);
+        add_arena(stamper); /* without it, what finds no room is not stamped */
+        driver.exchange_capture_mode(&mode);
+    }
+    return PyUnicode_FromString(stamper->failure == NULL ? "" : stamper->failure);
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------- */
+
+/* Called by a thread of the driver, which is asked nothing here. */
+static void graph_is_gone(void *stamps) { atomic_store(&((Stamps *)stamps)->is_gone, true); }
+
+static Page *take_page(Stamper *stamper) {
+    pthread_mutex_lock(&lock);
+    Page *page = stamper->free_pages;
+    if (page != NULL) {
+        stamper->free_pages = page->next_free;
+    }
+    pthread_mutex_unlock(&lock);
+    if (page != NULL) {
+        memset(page->slots, 0, sizeof(Slot) * STAMPS_PER_PAGE * NUM_SLOTS); /* numbers begin with 1 */
+    }
+    return page;
+}
+
+/* Makes the number of a graph that is gone available again. */
+static void recycle(Stamps *stamps) {
+    Stamper *stamper = &stampers[stamps->device];
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < stamps->num_pages && stamper->context == stamps->context; i++) {
+        stamps->pages[i]->next_free = stamper->free_pages;
+        stamper->free_pages = stamps->pages[i];
+    }
+    pthread_mutex_unlock(&lock);
+    stamps->num_pages = stamps->num_stamps = stamps->num_own_nodes = 0;
+    atomic_store_explicit(&stamps->state, UNUSED, memory_order_release);
+}
+
+static Stamps *unused_stamps(void) {
+    int known = atomic_load(&num_graphs);
+    for (int number = 1; number < known; number++) {
+        if (atomic_load_explicit(&graphs[number]->state, memory_order_acquire) == UNUSED) {
+            return graphs[number];
+        }
+    }
+    if (known == MOST_GRAPHS) {
+        return NULL;
+    }
+    Stamps *stamps = calloc(1, sizeof *stamps);
+    if (stamps != NULL) {
+        stamps->number = known;
+        graphs[known] = stamps;
+        atomic_store(&num_graphs, known + 1);
+    }
+    return stamps;
+}
+
+/* What a stream captures. */
+typedef struct {
+    uint64_t id;
+    Graph graph;
+    Node *frontier; /* allocated */
+    size_t num_frontier;
+    Stream stream;
+} Captured;
+
+static Node *copy_nodes(const Node *nodes, size_t count) {
+    Node *copy = malloc((count + 1) * sizeof *copy);
+    if (copy != NULL && count > 0) {
+        memcpy(copy, nodes, count * sizeof *copy);
+    }
+    return copy;
+}
+
+/* Whether it ends before all of the node before it is over. */
+static bool is_programmatic_edge(const Edge *edge) { return edge->from_port != 0 || edge->type != 0; }
+
+static const char *look_at(Stream stream, Captured *captured) {
+    int status = 0, result;
+    const Node *frontier = NULL;
+    const Edge *edges = NULL;
+    *captured = (Captured){.stream = stream};
+    if (graph_driver.capture_info_with_edges != NULL) {
+        result = graph_driver.capture_info_with_edges(stream, &status, &captured->id, &captured->graph, &frontier,
+                                                      &edges, &captured->num_frontier);
+    } else {
+        result = graph_driver.capture_info(stream, &status, &captured->id, &captured->graph, &frontier,
+                                           &captured->num_frontier);
+        if (result != DRIVER_SUCCESS) { /* CUDA_ERROR_LOSSY_QUERY: it cannot tell of such edges */
+            return PROGRAMMATIC;
+        }
+    }
+    if (result != DRIVER_SUCCESS) {
+        return REFUSED;
+    }
+    if (status != CAPTURE_ACTIVE) {
+        return NOT_CAPTURED;
+    }
+    for (size_t i = 0; edges != NULL && i < captured->num_frontier; i++) {
+        if (is_programmatic_edge(&edges[i])) {
+            return PROGRAMMATIC;
+        }
+    }
+    captured->frontier = copy_nodes(frontier, captured->num_frontier);
+    return captured->frontier == NULL ? NO_MEMORY : NULL;
+}
+
+/* The same of the stream that is current where a communication of a graph is launched or waited for. */
+static const char *look_into(const Stamps *stamps, int device, Captured *captured) {
+    Context current = NULL;
+    Stream stream;
+    *captured = (Captured){0};
+    if (device != NOT_APPLICABLE && device != stamps->device) {
+        return OTHER_DEVICE;
+    }
+    if (driver.context_get_current(&current) != DRIVER_SUCCESS || current != stamps->context) {
+        return OTHER_CONTEXT;
+    }
+    if (!current_stream(stamps->device, &stream)) {
+        clear_exception();
+        return NOT_CAPTURED;
+    }
+    const char *reason = look_at(stream, captured);
+    if (reason == NULL && (captured->id != stamps->capture_id || captured->graph != stamps->graph)) {
+        free(captured->frontier);
+        captured->frontier = NULL;
+        return OTHER_GRAPH;
+    }
+    return reason;
+}
+
+/* begin_stamps(graph id): its number, of the graph that the current stream captures; else why it has no stamps. */
+static PyObject *python_begin(PyObject *module, PyObject *graph_id) {
+    (void)module;
+    int64_t id = PyLong_AsLongLong(graph_id);
+    int device = device_is_open() ? device_of_context() : NOT_APPLICABLE;
+    Stream stream;
+    UserObject object;
+    Captured captured;
+    if (PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    if (device == NOT_APPLICABLE || !stampers[device].is_prepared || stampers[device].failure != NULL ||
+        stampers[device].context != context_of_device(device)) {
+        return PyUnicode_FromString(NO_CONTEXT);
+    }
+    if (!current_stream(device, &stream)) {
+        return NULL;
+    }
+    const char *reason = look_at(stream, &captured);
+    free(captured.frontier);
+    if (reason != NULL) {
+        return PyUnicode_FromString(reason);
+    }
+    Stamps *stamps = unused_stamps();
+    if (stamps == NULL) {
+        return PyUnicode_FromString(NO_MEMORY);
+    }
+    stamps->device = device;
+    stamps->context = stampers[device].context;
+    stamps->session = session_of_stamps;
+    stamps->graph_id = id;
+    stamps->capture_id = captured.id;
+    stamps->graph = captured.graph;
+    stamps->origin = stream;
+    stamps->counter_node = NULL;
+    stamps->next = 0;
+    stamps->num_arrived = 0;
+    stamps->base = atomic_load_explicit(&stampers[device].heads[stamps->number], memory_order_acquire);
+    atomic_store(&stamps->is_gone, false);
+    /* Before any node, so that what the nodes write to lives as long as they do. */
+    if (graph_driver.object_create(&object, stamps, graph_is_gone, 1, 1) != DRIVER_SUCCESS) {
+        return PyUnicode_FromString(REFUSED);
+    }
+    atomic_store(&stamps->state, CAPTURING);
+    if (graph_driver.retain_object(captured.graph, object, 1, 1) != DRIVER_SUCCESS) {
+        atomic_store(&stamps->state, ABANDONED);
+        graph_driver.object_release(object, 1);
+        return PyUnicode_FromString(REFUSED);
+    }
+    return PyLong_FromLong(stamps->number);
+}
+
+static Stamps *stamps_of(long number) {
+    bool is_known = number > 0 && number < atomic_load(&num_graphs);
+    Stamps *stamps = is_known ? graphs[number] : NULL;
+    if (stamps == NULL || atomic_load(&stamps->state) != CAPTURING || stamps->session != session_of_stamps) {
+        return NULL;
+    }
+    return stamps;
+}
+
+/* close_stamps(number, graph id, is to be read) */
+static PyObject *python_close(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int number, is_read;
+    long long graph_id;
+    if (!PyArg_ParseTuple(arguments, "iLp", &number, &graph_id, &is_read)) {
+        return NULL;
+    }
+    Stamps *stamps = number > 0 && number < atomic_load(&num_graphs) ? graphs[number] : NULL;
+    bool is_the_same = stamps != NULL && stamps->graph_id == graph_id; /* the number may be another graph's by now */
+    int state = is_the_same ? atomic_load(&stamps->state) : UNUSED;
+    if (state == CAPTURING || (state == READ && !is_read)) {
+        atomic_store_explicit(&stamps->state, is_read ? READ : ABANDONED, memory_order_release);
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- nodes --------------------------------------------------------------------------------------------------------- */
+
+static bool is_own(const Stamps *stamps, Node node) {
+    for (int i = stamps->num_own_nodes; i-- > 0;) {
+        if (stamps->own_nodes[i] == node) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_among(Node node, const Node *nodes, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (nodes[i] == node) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static const char *add_node(Stamps *stamps, Function function, void **arguments, const Node *dependencies, size_t count,
+                            Node *node) {
+    Node *own = realloc(stamps->own_nodes, (size_t)(stamps->num_own_nodes + 1) * sizeof *own);
+    if (own == NULL) {
+        return NO_MEMORY;
+    }
+    stamps->own_nodes = own;
+    KernelNode kernel = {.function = function, .grid = {1, 1, 1}, .block = {1, 1, 1}, .arguments = arguments};
+    if (graph_driver.add_kernel(node, stamps->graph, dependencies, count, &kernel) != DRIVER_SUCCESS) {
+        return REFUSED;
+    }
+    own[stamps->num_own_nodes++] = *node;
+    union { /* CUlaunchAttributeValue */
+        int priority;
+        char size[64];
+    } value = {0};
+    value.priority = stampers[stamps->device].priority;
+    graph_driver.set_attribute(*node, NODE_PRIORITY, &value); /* without it a stamp may be later */
+    return NULL;
+}
+
+static const char *count_replays(Stamps *stamps) {
+    Stamper *stamper = &stampers[stamps->device];
+    uint64_t counter = stamper->counters + (uint64_t)stamps->number * sizeof(uint64_t);
+    uint64_t head = stamper->heads_address + (uint64_t)stamps->number * sizeof(uint64_t);
+    return add_node(stamps, stamper->replay, (void *[]){&counter, &head}, NULL, 0, &stamps->counter_node);
+}
+
+/* Adds a stamp that runs when these nodes are over, and gives its position among those of the graph. */
+static const char *add_stamp(Stamps *stamps, const Node *nodes, size_t count, int *position) {
+    Stamper *stamper = &stampers[stamps->device];
+    int page = stamps->num_stamps / STAMPS_PER_PAGE, on_page = stamps->num_stamps % STAMPS_PER_PAGE;
+    const char *reason = stamps->counter_node == NULL ? count_replays(stamps) : NULL;
+    if (reason != NULL) {
+        return reason;
+    }
+    if (page == stamps->num_pages) {
+        Page **pages = realloc(stamps->pages, (size_t)(page + 1) * sizeof *pages);
+        Page *taken = pages == NULL ? NULL : take_page(stamper);
+        stamps->pages = pages == NULL ? stamps->pages : pages;
+        if (taken == NULL) {
+            return NO_MEMORY;
+        }
+        pages[stamps->num_pages++] = taken;
+    }
+    Node *dependencies = malloc((count + 1) * sizeof *dependencies), node;
+    if (dependencies == NULL) {
+        return NO_MEMORY;
+    }
+    size_t num_dependencies = 0;
+    dependencies[num_dependencies++] = stamps->counter_node;
+    for (size_t i = 0; i < count; i++) {
+        if (!is_among(nodes[i], dependencies, num_dependencies)) {
+            dependencies[num_dependencies++] = nodes[i];
+        }
+    }
+    uint64_t counter = stamper->counters + (uint64_t)stamps->number * sizeof(uint64_t);
+    uint64_t slots = stamps->pages[page]->address + (uint64_t)on_page * NUM_SLOTS * sizeof(Slot);
+    uint32_t mask = NUM_SLOTS - 1;
+    reason = add_node(stamps, stamper->stamp, (void *[]){&counter, &slots, &mask}, dependencies, num_dependencies, &node);
+    free(dependencies);
+    if (reason == NULL) {
+        *position = stamps->num_stamps++;
+    }
+    return reason;
+}
+
+static const char *dependencies_of(Node node, Node **dependencies, size_t *count) {
+    bool has_edges = graph_driver.dependencies_with_edges != NULL;
+    *dependencies = NULL;
+    *count = 0;
+    int status = has_edges ? graph_driver.dependencies_with_edges(node, NULL, NULL, count)
+                           : graph_driver.dependencies(node, NULL, count);
+    if (status != DRIVER_SUCCESS) {
+        return has_edges ? REFUSED : PROGRAMMATIC;
+    }
+    Node *nodes = calloc(*count + 1, sizeof *nodes);
+    Edge *edges = calloc(*count + 1, sizeof *edges);
+    if (nodes != NULL && edges != NULL && *count > 0) {
+        status = has_edges ? graph_driver.dependencies_with_edges(node, nodes, edges, count)
+                           : graph_driver.dependencies(node, nodes, count);
+    }
+    bool is_programmatic = false;
+    for (size_t i = 0; edges != NULL && i < *count; i++) {
+        is_programmatic = is_programmatic || is_programmatic_edge(&edges[i]);
+    }
+    free(edges);
+    if (nodes == NULL || edges == NULL || status != DRIVER_SUCCESS || is_programmatic) {
+        free(nodes);
+        return nodes == NULL || edges == NULL ? NO_MEMORY : is_programmatic || !has_edges ? PROGRAMMATIC : REFUSED;
+    }
+    *dependencies = nodes;
+    return NULL;
+}
+
+/* A list of nodes without repetitions. */
+typedef struct {
+    Node *nodes; /* allocated */
+    size_t count;
+} NodeList;
+
+static bool add_to(NodeList *list, Node node) {
+    if (is_among(node, list->nodes, list->count)) {
+        return true;
+    }
+    Node *nodes = realloc(list->nodes, (list->count + 1) * sizeof *nodes);
+    if (nodes == NULL) {
+        return false;
+    }
+    list->nodes = nodes;
+    nodes[list->count++] = node;
+    return true;
+}
+
+/* What a launch has added to the graph: all nodes, and among them those that do its work. */
+typedef struct {
+    NodeList every, work;
+} Launched;
+
+static void free_launched(Launched *launched) {
+    free(launched->every.nodes);
+    free(launched->work.nodes);
+}
+
+/* The nodes between two counts: they are listed in the order in which they were added, which torch relies on, too. */
+static const char *find_launched(const Stamps *stamps, Py_ssize_t first, Py_ssize_t last, Launched *launched) {
+    *launched = (Launched){{NULL, 0}, {NULL, 0}};
+    if (first < 0 || last <= first) {
+        return NO_NODES;
+    }
+    size_t count = (size_t)last;
+    Node *nodes = calloc(count, sizeof *nodes);
+    if (nodes == NULL) {
+        return NO_MEMORY;
+    }
+    const char *reason = graph_driver.nodes(stamps->graph, nodes, &count) != DRIVER_SUCCESS ? REFUSED : NULL;
+    for (size_t i = (size_t)first; reason == NULL && i < count; i++) {
+        reason = is_own(stamps, nodes[i]) || add_to(&launched->every, nodes[i]) ? NULL : NO_MEMORY;
+    }
+    free(nodes);
+    /* Kernels, or else copies: NCCL has event nodes and host nodes of its own beside them. */
+    for (int wanted = KERNEL_NODE; wanted <= COPY_NODE && launched->work.count == 0; wanted++) {
+        for (size_t i = 0; reason == NULL && i < launched->every.count; i++) {
+            int type = -1;
+            reason = graph_driver.node_type(launched->every.nodes[i], &type) != DRIVER_SUCCESS ? REFUSED : NULL;
+            if (reason == NULL && type == wanted && !add_to(&launched->work, launched->every.nodes[i])) {
+                reason = NO_MEMORY;
+            }
+        }
+    }
+    return reason != NULL ? reason : launched->work.count == 0 ? NO_NODES : NULL;
+}
+
+/* What the first of the work waits for, and what of it nothing else of it waits for. */
+static const char *edges_of(const NodeList *work, NodeList *before, NodeList *ends, int *num_firsts) {
+    bool *has_follower = calloc(work->count + 1, sizeof *has_follower);
+    const char *reason = has_follower == NULL ? NO_MEMORY : NULL;
+    *num_firsts = 0;
+    for (size_t i = 0; reason == NULL && i < work->count; i++) {
+        Node *dependencies;
+        size_t count;
+        bool is_first = true;
+        reason = dependencies_of(work->nodes[i], &dependencies, &count);
+        for (size_t j = 0; reason == NULL && j < count; j++) {
+            for (size_t k = 0; k < work->count; k++) {
+                if (work->nodes[k] == dependencies[j]) {
+                    has_follower[k] = true;
+                    is_first = false;
+                }
+            }
+        }
+        *num_firsts += reason == NULL && is_first;
+        for (size_t j = 0; reason == NULL && is_first && *num_firsts == 1 && j < count; j++) {
+            reason = add_to(before, dependencies[j]) ? NULL : NO_MEMORY;
+        }
+        free(dependencies);
+    }
+    for (size_t i = 0; reason == NULL && i < work->count; i++) {
+        reason = has_follower[i] || add_to(ends, work->nodes[i]) ? NULL : NO_MEMORY;
+    }
+    free(has_follower);
+    return reason;
+}
+
+/* ---- stamps of a communication -------------------------------------------------------------------------------------- */
+
+static PyObject *reason_or(const char *reason, PyObject *result) {
+    if (reason == NULL) {
+        return result;
+    }
+    Py_XDECREF(result);
+    return PyUnicode_FromString(reason);
+}
+
+/* stamps_before(number, device): how many nodes the graph has, or why what is launched next has no stamps. */
+static PyObject *python_before(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int number, device;
+    if (!PyArg_ParseTuple(arguments, "ii", &number, &device)) {
+        return NULL;
+    }
+    Stamps *stamps = stamps_of(number);
+    if (stamps == NULL) {
+        return PyUnicode_FromString(NOT_CAPTURED);
+    }
+    Captured captured;
+    size_t count = 0;
+    const char *reason = look_into(stamps, device, &captured);
+    free(captured.frontier);
+    if (reason == NULL && graph_driver.nodes(stamps->graph, NULL, &count) != DRIVER_SUCCESS) {
+        reason = REFUSED;
+    }
+    return reason != NULL ? PyUnicode_FromString(reason) : PyLong_FromSize_t(count);
+}
+
+/* stamp_start(number, nodes before): (position of the stamp, nodes behind, whether the work has one first node). */
+static PyObject *python_start(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int number, position = NOT_APPLICABLE, num_firsts = 0;
+    Py_ssize_t first;
+    if (!PyArg_ParseTuple(arguments, "in", &number, &first)) {
+        return NULL;
+    }
+    Stamps *stamps = stamps_of(number);
+    if (stamps == NULL) {
+        return PyUnicode_FromString(NOT_CAPTURED);
+    }
+    size_t last = 0;
+    Launched launched = {{NULL, 0}, {NULL, 0}};
+    NodeList before = {NULL, 0}, ends = {NULL, 0};
+    const char *reason = graph_driver.nodes(stamps->graph, NULL, &last) != DRIVER_SUCCESS ? REFUSED : NULL;
+    reason = reason != NULL ? reason : find_launched(stamps, first, (Py_ssize_t)last, &launched);
+    reason = reason != NULL ? reason : edges_of(&launched.work, &before, &ends, &num_firsts);
+    reason = reason != NULL ? reason : add_stamp(stamps, before.nodes, before.count, &position);
+    free_launched(&launched);
+    free(before.nodes);
+    free(ends.nodes);
+    return reason_or(reason,
+                     reason != NULL ? NULL : Py_BuildValue("inN", position, (Py_ssize_t)last, PyBool_FromLong(num_firsts == 1)));
+}
+
+/* Stamps the end of what was launched: its nodes that nothing else of it waits for. */
+static const char *stamp_last_nodes(Stamps *stamps, const Launched *launched, int *position) {
+    NodeList before = {NULL, 0}, ends = {NULL, 0};
+    int num_firsts;
+    const char *reason = edges_of(&launched->work, &before, &ends, &num_firsts);
+    reason = reason != NULL ? reason : add_stamp(stamps, ends.nodes, ends.count, position);
+    free(before.nodes);
+    free(ends.nodes);
+    return reason;
+}
+
+/* stamp_end(number, device, nodes before, nodes behind): (the position of a stamp at the end of what was launched, whether
+   the stream of the capture's begin has captured it). What the current stream's next node would wait for is preferred. */
+static PyObject *python_end_of(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int number, device, position = NOT_APPLICABLE;
+    Py_ssize_t first, last;
+    if (!PyArg_ParseTuple(arguments, "iinn", &number, &device, &first, &last)) {
+        return NULL;
+    }
+    Stamps *stamps = stamps_of(number);
+    if (stamps == NULL) {
+        return PyUnicode_FromString(NOT_CAPTURED);
+    }
+    Captured captured;
+    Launched launched;
+    NodeList on_stream = {NULL, 0};
+    bool is_on_origin = false;
+    const char *reason = find_launched(stamps, first, last, &launched);
+    if (reason == NULL && look_into(stamps, device, &captured) == NULL) {
+        for (size_t i = 0; reason == NULL && i < captured.num_frontier; i++) {
+            Node node = captured.frontier[i];
+            bool is_launched = is_among(node, launched.every.nodes, launched.every.count);
+            reason = !is_launched || add_to(&on_stream, node) ? NULL : NO_MEMORY;
+        }
+        free(captured.frontier);
+        is_on_origin = on_stream.count > 0 && captured.stream == stamps->origin;
+    }
+    if (reason == NULL && on_stream.count > 0) {
+        reason = add_stamp(stamps, on_stream.nodes, on_stream.count, &position);
+    } else if (reason == NULL) {
+        reason = stamp_last_nodes(stamps, &launched, &position);
+    }
+    free(on_stream.nodes);
+    free_launched(&launched);
+    return reason_or(reason, reason != NULL ? NULL : Py_BuildValue("iN", position, PyBool_FromLong(is_on_origin)));
+}
+
+/* stamps_frontier(number, device): the nodes that the current stream's next one waits for, as bytes. */
+static PyObject *python_frontier(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int number, device;
+    if (!PyArg_ParseTuple(arguments, "ii", &number, &device)) {
+        return NULL;
+    }
+    Stamps *stamps = stamps_of(number);
+    if (stamps == NULL) {
+        return PyUnicode_FromString(NOT_CAPTURED);
+    }
+    Captured captured;
+    const char *reason = look_into(stamps, device, &captured);
+    PyObject *nodes = reason != NULL ? NULL
+                                     : PyBytes_FromStringAndSize((const char *)captured.frontier,
+                                                                 (Py_ssize_t)(captured.num_frontier * sizeof(Node)));
+    free(captured.frontier);
+    return reason_or(reason, nodes);
+}
+
+/* stamp_wait(number, device, frontier before the wait, nodes before, nodes behind, is the end stamped): the positions of
+   stamps where the stream came to the wait, and at the end of what it has waited for, and whether the stream is that of the
+   capture's begin: others are not stalled by it, and have no first stamp. -1 where none is needed. */
+static PyObject *python_wait(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int number, device, has_end, waited_from = NOT_APPLICABLE, end = NOT_APPLICABLE;
+    const char *bytes;
+    Py_ssize_t num_bytes, first, last;
+    if (!PyArg_ParseTuple(arguments, "iiy#nnp", &number, &device, &bytes, &num_bytes, &first, &last, &has_end)) {
+        return NULL;
+    }
+    Stamps *stamps = stamps_of(number);
+    if (stamps == NULL) {
+        return PyUnicode_FromString(NOT_CAPTURED);
+    }
+    size_t num_before = (size_t)num_bytes / sizeof(Node);
+    Node *frontier = copy_nodes((const Node *)bytes, num_before);
+    Captured captured;
+    NodeList awaited = {NULL, 0};
+    const char *reason = look_into(stamps, device, &captured);
+    reason = reason == NULL && frontier == NULL ? NO_MEMORY : reason;
+    for (size_t i = 0; reason == NULL && i < captured.num_frontier; i++) {
+        if (!is_among(captured.frontier[i], frontier, num_before) && !add_to(&awaited, captured.frontier[i])) {
+            reason = NO_MEMORY;
+        }
+    }
+    /* The node that the wait has added is the last one of what was waited for. With none it is before what the stream
+       has captured already, and the nodes of the launch tell. */
+    bool is_on_origin = captured.stream == stamps->origin;
+    bool is_stall = is_on_origin && (awaited.count > 0 || !has_end);
+    if (reason == NULL && awaited.count > 0 && (is_stall || !has_end)) {
+        reason = add_stamp(stamps, awaited.nodes, awaited.count, &end);
+    } else if (reason == NULL && !has_end) {
+        Launched launched;
+        reason = find_launched(stamps, first, last, &launched);
+        reason = reason != NULL ? reason : stamp_last_nodes(stamps, &launched, &end);
+        free_launched(&launched);
+    }
+    if (reason == NULL && is_stall) {
+        reason = add_stamp(stamps, frontier, num_before, &waited_from);
+    }
+    free(captured.frontier);
+    free(frontier);
+    free(awaited.nodes);
+    return reason_or(reason, reason != NULL ? NULL : Py_BuildValue("iiN", waited_from, end, PyBool_FromLong(is_on_origin)));
+}
+
+/* ---- reading, without the GIL -------------------------------------------------------------------------------------- */
+
+static Slot *slot_of(const Stamps *stamps, int position, uint64_t number) {
+    const Page *page = stamps->pages[position / STAMPS_PER_PAGE];
+    return &page->slots[(position % STAMPS_PER_PAGE) * NUM_SLOTS + (number & (NUM_SLOTS - 1))];
+}
+
+static void add_reading(Reading *reading) {
+    size_t size = sizeof *reading + (size_t)reading->num_stamps * sizeof reading->times[0];
+    pthread_mutex_lock(&lock);
+    bool has_room = bytes_read + size <= MOST_BYTES_READ;
+    if (has_room) {
+        bytes_read += size;
+        *last_reading = reading;
+        last_reading = &reading->next;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!has_room) {
+        free(reading);
+        atomic_fetch_add(&num_lost, 1);
+    }
+}
+
+/* Reads the next replay of a graph, of which `begun` have begun; false where it goes on. */
+static bool read_replay(Stamps *stamps, uint64_t begun, bool is_gone) {
+    Stamper *stamper = &stampers[stamps->device];
+    _Atomic uint64_t *head = &stamper->heads[stamps->number];
+    uint64_t replay = stamps->next, number = stamps->base + replay + 1;
+    bool goes_on = replay + 1 == begun && !is_gone;
+    if (begun - replay > NUM_SLOTS) {
+        atomic_fetch_add(&num_lost, 1);
+        return true;
+    }
+    while (stamps->num_arrived < stamps->num_stamps &&
+           atomic_load_explicit(&slot_of(stamps, stamps->num_arrived, number)->number, memory_order_acquire) == number) {
+        stamps->num_arrived++;
+    }
+    if (goes_on && stamps->num_arrived < stamps->num_stamps) {
+        return false;
+    }
+    Reading *reading = malloc(sizeof *reading + (size_t)stamps->num_stamps * sizeof reading->times[0]);
+    if (reading == NULL) {
+        atomic_fetch_add(&num_lost, 1);
+        return true;
+    }
+    *reading = (Reading){NULL, stamps->graph_id, 0, replay, stamps->num_stamps};
+    for (int i = 0; i < stamps->num_stamps; i++) {
+        const Slot *slot = slot_of(stamps, i, number);
+        bool is_written = atomic_load_explicit(&slot->number, memory_order_acquire) == number;
+        uint64_t time = atomic_load_explicit(&slot->time, memory_order_relaxed);
+        reading->times[i] = is_written ? host_time(stamper, time, &reading->error_ns) : NOT_APPLICABLE;
+    }
+    /* A replay that has begun meanwhile may have written a time into a slot, and its number not yet. */
+    atomic_thread_fence(memory_order_acquire);
+    if (atomic_load_explicit(head, memory_order_acquire) - stamps->base - replay > NUM_SLOTS) {
+        free(reading);
+        atomic_fetch_add(&num_lost, 1);
+        return true;
+    }
+    add_reading(reading);
+    return true;
+}
+
+static void read_graph(Stamps *stamps) {
+    Stamper *stamper = &stampers[stamps->device];
+    bool is_gone = atomic_load(&stamps->is_gone);
+    if (stamper->context == stamps->context && atomic_load(&stamps->state) == READ && stamps->num_stamps > 0 &&
+        stamps->session == session_of_stamps) {
+        uint64_t begun = atomic_load_explicit(&stamper->heads[stamps->number], memory_order_acquire) - stamps->base;
+        while (stamps->next < begun && read_replay(stamps, begun, is_gone)) {
+            stamps->next++;
+            stamps->num_arrived = 0;
+        }
+    }
+    if (is_gone) {
+        recycle(stamps);
+    }
+}
+
+void stamps_read(void) {
+    int known = atomic_load(&num_graphs);
+    for (int number = 1; number < known; number++) {
+        int state = atomic_load_explicit(&graphs[number]->state, memory_order_acquire);
+        if (state == READ || state == ABANDONED) {
+            read_graph(graphs[number]);
+        }
+    }
+}
+
+static void free_readings(void) {
+    pthread_mutex_lock(&lock);
+    Reading *reading = first_reading;
+    first_reading = NULL;
+    last_reading = &first_reading;
+    bytes_read = 0;
+    pthread_mutex_unlock(&lock);
+    while (reading != NULL) {
+        Reading *next = reading->next;
+        free(reading);
+        reading = next;
+    }
+}
+
+void stamps_close(void) {
+    session_of_stamps++; /* graphs that stay are stamped on, and read no more */
+    free_readings();
+    atomic_store(&num_lost, 0);
+}
+
+void stamps_in_forked_child(void) {
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* the parent's thread may have had it */
+    memset(stampers, 0, sizeof stampers);
+    session_of_stamps++;
+    atomic_store(&num_graphs, 1);
+    first_reading = NULL; /* left behind */
+    last_reading = &first_reading;
+    bytes_read = 0;
+}
+
+/* ---- functions for Python ------------------------------------------------------------------------------------------- */
+
+/* take_stamps(): [(graph id, number of the replay, error of the clock in ns, times as bytes)]. */
+static PyObject *python_take(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pthread_mutex_lock(&lock);
+    Reading *reading = first_reading;
+    first_reading = NULL;
+    last_reading = &first_reading;
+    bytes_read = 0;
+    pthread_mutex_unlock(&lock);
+    PyObject *list = PyList_New(0);
+    while (reading != NULL) {
+        Reading *next = reading->next;
+        PyObject *item = list == NULL ? NULL
+                                      : Py_BuildValue("LKLy#", (long long)reading->graph_id,
+                                                      (unsigned long long)reading->replay, (long long)reading->error_ns,
+                                                      (const char *)reading->times,
+                                                      (Py_ssize_t)((size_t)reading->num_stamps * sizeof(int64_t)));
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+        free(reading);
+        reading = next;
+    }
+    return list;
+}
+
+static PyObject *python_lost(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLongLong(atomic_load(&num_lost));
+}
+
+PyMethodDef stamps_functions[] = {
+    {"prepare_stamps", python_prepare, METH_O,
+     "Load the kernels on the current device, and test its clock; return why it has no stamps, \"\" if it has."},
+    {"begin_stamps", python_begin, METH_O,
+     "Return a number for the stamps of the graph that the current stream captures, or why it gets none."},
+    {"close_stamps", python_close, METH_VARARGS, "End the capture: replays are read from now on, or never."},
+    {"stamps_before", python_before, METH_VARARGS,
+     "Return how many nodes the graph has before a launch on a device, or why that gets no stamps."},
+    {"stamp_start", python_start, METH_VARARGS,
+     "Stamp the start of what was launched; return the stamp's position and how many nodes the graph has now."},
+    {"stamp_end", python_end_of, METH_VARARGS, "Stamp the end of what was launched; return the stamp's position."},
+    {"stamps_frontier", python_frontier, METH_VARARGS, "Return the nodes that the current stream comes from, as bytes."},
+    {"stamp_wait", python_wait, METH_VARARGS,
+     "Stamp where the stream came to a wait, and the end of what it waited for; return both positions."},
+    {"take_stamps", python_take, METH_NOARGS, "Return the times of replays that were read."},
+    {"stamps_lost", python_lost, METH_NOARGS, "Return of how many replays the times were lost."},
+    {NULL, NULL, 0, NULL},
+};

@@ -554,7 +554,12 @@ def test_a_recording_may_start_while_dynamo_is_being_imported(monkeypatch: pytes
     uninstall = loop.install(recording.tracer)
     loss = model()(batch()).sum()
     loss.backward(retain_graph=True)
-    monkeypatch.setattr(dynamo, "disable", lambda function: disabled.append(function) or function, raising=False)
+
+    def disable(function: Any) -> Any:
+        disabled.append(function)
+        return function
+
+    monkeypatch.setattr(dynamo, "disable", disable, raising=False)
     loss.backward(retain_graph=True)
     assert len(disabled) == 2
     loss.backward()

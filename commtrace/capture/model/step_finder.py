@@ -127,7 +127,8 @@ class StepFinder:
             return
         if self._cycle and _graph_task() == -1:
             self._cycle_ends()
-        self._work_begins()
+        if not self._worked or self._has_left or self._ends_with_backward:
+            self._work_begins()
 
     def _work_begins(self) -> None:
         if not self._has_computed:

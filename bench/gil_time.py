@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from thread_time import cpu_clock
+from bench.thread_time import cpu_clock
 
 _SOURCE = r"""
 #include <Python.h>

@@ -17,11 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from engines import check_engine, details, recorded_rows
-from gil_time import GilTime, gil_time_of
-from thread_time import native_threads_ns, python_threads_ns
-
 import commtrace
+from bench.engines import check_engine, details, recorded_rows
+from bench.gil_time import GilTime, gil_time_of
+from bench.thread_time import native_threads_ns, python_threads_ns
 from commtrace.config import OtlpConfig
 
 SPANS_PER_BURST = 50_000

@@ -30,8 +30,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from engines import check_engine, engines, recorded_rows, why_not_native
-from harvest import print_harvest
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
@@ -42,6 +40,8 @@ from commtrace.capture.native import Native, NativeClock
 from commtrace.options import NATIVE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.engines import check_engine, engines, recorded_rows, why_not_native
+from bench.harvest import print_harvest
 from tests.capture.simulated_cuda import SimulatedCuda
 from tests.native import simulated_driver
 

@@ -30,7 +30,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from collector import collecting
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.collector import collecting
 
 RANKS: Final = 4
 WARM_UP: Final = 0.2

@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from straggler_cases import MS, Case, cases, clean, format_numbers, hidden
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
@@ -58,6 +57,9 @@ from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.straggler_cases import MS, Case, cases, clean, format_numbers, hidden
 
 NAN: Final = float("nan")
 WINDOW_SECONDS: Final = 4.0

@@ -28,9 +28,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 if TYPE_CHECKING:
     import torch
-    from stragglers import Answer, Named
+
+    from bench.stragglers import Answer, Named
 
 RANKS: Final = 4
 WARM_UP: Final = 60
@@ -107,7 +110,7 @@ class RealFault:
 
     def count_until_found(self, named: Sequence[Named]) -> int:
         """As that of bench/stragglers.py."""
-        from stragglers import count_until_found
+        from bench.stragglers import count_until_found
 
         guilty = [frozenset(self.pace), *([self.link] if self.link else [])]
         return max(count_until_found(self.causes, ranks, named) for ranks in guilty)
@@ -388,8 +391,7 @@ def _cost_ms(fault: RealFault, ends: Sequence[float], first: int) -> float:
 
 
 def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Answer:
-    from stragglers import Named, ranks_in
-
+    from bench.stragglers import Named, ranks_in
     from commtrace.analysis.chain import analyse
     from commtrace.analysis.stragglers.search import find_stragglers
 
@@ -405,7 +407,7 @@ def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Answ
 
 def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]], begin: float, end: float) -> Answer:
     """The newest of what was said before the pause; the seconds are those until it was right."""
-    from stragglers import NAN, Named
+    from bench.stragglers import NAN, Named
 
     current: dict[str, Named] = {}
     seconds, seconds_to_clear = NAN, NAN
@@ -434,13 +436,13 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
 
 def _named_in(straggler: Mapping[str, Any]) -> frozenset[int]:
     """The ranks that the monitor named: of a link both ends."""
-    from stragglers import ranks_in
+    from bench.stragglers import ranks_in
 
     return ranks_in(straggler["who"], straggler["rank"]).union(straggler["ranks"])
 
 
 def _answer(fault: RealFault, true_ms: float, named: Sequence[Named], unsaid: Sequence[str]) -> Answer:
-    from stragglers import NAN, Answer, is_right
+    from bench.stragglers import NAN, Answer, is_right
 
     count = fault.count_until_found(named)
     return Answer(
@@ -456,7 +458,7 @@ def _answer(fault: RealFault, true_ms: float, named: Sequence[Named], unsaid: Se
 
 def report(judged: Sequence[Judgement], verbose: bool) -> None:
     """Print the table."""
-    from stragglers import Tally, columns, seconds_or_none
+    from bench.stragglers import Tally, columns, seconds_or_none
 
     print(f"{'':44s} {'offline':32s} live")
     print(f"{'fault':36s} {'true ms':>7s} {'hit':4s} {'cause':13s} {'ms':>7s} {'false':>5s}", end="  ")

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from engines import why_not_native
-from gpu_hour import NO_GPU, STAGES, Report, Stage, main, run_stages
 
+from bench.engines import why_not_native
+from bench.gpu_hour import NO_GPU, STAGES, Report, Stage, main, run_stages
 from tests.e2e.launch import REPOSITORY, run
 from tests.gpu.stages import QUESTIONS
 from tests.gpu.stages.stage import ANSWERS, REHEARSED

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import monitor_clean
 import pytest
+
+from bench import monitor_clean
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import re
 import sys
 
 import pytest
-from overhead import Variant, in_turns
 
+from bench.overhead import Variant, in_turns
 from tests.e2e.launch import REPOSITORY, run
 
 

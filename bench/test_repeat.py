@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repeat import repeat
-
+from bench.repeat import repeat
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Job, synthesize
 from commtrace.synth.synthesis import write

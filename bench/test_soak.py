@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import soak
+
+from bench import soak
 
 
 def samples(change: Callable[[float], dict[str, float]]) -> list[soak.Sample]:

@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 
 import pytest
-import straggler_cases
-import stragglers as bench
 
+from bench import straggler_cases
+from bench import stragglers as bench
 from commtrace.findings.causes import format_cause
 from commtrace.synth import synthesize
 

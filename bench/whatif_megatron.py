@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 
-from whatif_real import Row, errors, predicted, table
-
+from bench.whatif_real import Row, errors, predicted, table
 from tests.e2e.launch import REPOSITORY, fork_with_megatron
 
 RANKS: Final = 4

@@ -45,8 +45,8 @@ def p2p(operation: str, where: Group, peer: int, seq: int, start: int, end: int,
 
 def stall(on: Row, start: int, end: int, **columns: Any) -> Row:
     """The lane standing still for a communication that was given an ``id``."""
-    copied = {name: on[name] for name in ("name", "group", "seq", "op_in_seq", "peer") if name in on}
-    where = {name: on[name] for name in ("step", "microbatch", "chunk", "stage") if name in on}
+    copied: Row = {name: on[name] for name in ("name", "group", "seq", "op_in_seq", "peer") if name in on}
+    where: Row = {name: on[name] for name in ("step", "microbatch", "chunk", "stage") if name in on}
     return {**copied, **where, "kind": "stall", "start": start, "end": end, "stalled_on": on["id"], **columns}
 
 

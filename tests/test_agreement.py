@@ -210,7 +210,7 @@ def reunion(monkeypatch: pytest.MonkeyPatch, *seats: tuple[Seat, tuple[int, int]
     monkeypatch.setattr(agreement, "_reunion", lambda store: MEETING)  # the first one of each of them
     store = HashStore()
     with ThreadPoolExecutor(len(seats)) as pool:
-        return list(pool.map(lambda one: is_same_world(store, *one, seconds=10.0), seats))
+        return list(pool.map(lambda seats: is_same_world(store, seats[0], seats[1], seconds=10.0), seats))
 
 
 def test_a_world_goes_on_where_all_sit_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,26 +310,30 @@ def test_secrets_are_not_in_what_is_printed_of_a_configuration() -> None:
     assert "secret" not in repr(Config(monitor=monitor))
 
 
+GIVEN: Any = Config
+"""Whatever its types say, people write other values."""
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Config(buffer_spans=0), "buffer_spans=0: write a whole number of at least 1, at most 10000000"),
-        (lambda: Config(buffer_spans=10**12), "buffer_spans=1000000000000: write a whole number"),
-        (lambda: Config(buffer_spans=True), "buffer_spans=True: write a whole number"),
-        (lambda: Config(steps_per_segment=0), "steps_per_segment=0: write a whole number of at least 1"),
-        (lambda: Config(sample=-1), "sample=-1: write a whole number of at least 0"),
-        (lambda: Config(keep_steps=1.5), "keep_steps=1.5: write a whole number of at least 0"),
-        (lambda: Config(keep_bytes=-5), "keep_bytes=-5: write bytes, at least 1M"),
-        (lambda: Config(skip_roles="tp"), "skip_roles='tp': write names"),
-        (lambda: Config(dir=5), "dir=5: write a path"),
-        (lambda: Config(steps="5:1"), "steps '5:1' holds no step"),
-        (lambda: Config(modules="depth=-1"), "modules 'depth=-1': write depth=N"),
+        (lambda: GIVEN(buffer_spans=0), "buffer_spans=0: write a whole number of at least 1, at most 10000000"),
+        (lambda: GIVEN(buffer_spans=10**12), "buffer_spans=1000000000000: write a whole number"),
+        (lambda: GIVEN(buffer_spans=True), "buffer_spans=True: write a whole number"),
+        (lambda: GIVEN(steps_per_segment=0), "steps_per_segment=0: write a whole number of at least 1"),
+        (lambda: GIVEN(sample=-1), "sample=-1: write a whole number of at least 0"),
+        (lambda: GIVEN(keep_steps=1.5), "keep_steps=1.5: write a whole number of at least 0"),
+        (lambda: GIVEN(keep_bytes=-5), "keep_bytes=-5: write bytes, at least 1M"),
+        (lambda: GIVEN(skip_roles="tp"), "skip_roles='tp': write names"),
+        (lambda: GIVEN(dir=5), "dir=5: write a path"),
+        (lambda: GIVEN(steps="5:1"), "steps '5:1' holds no step"),
+        (lambda: GIVEN(modules="depth=-1"), "modules 'depth=-1': write depth=N"),
         (
-            lambda: Config(export="carrier pigeon"),
+            lambda: GIVEN(export="carrier pigeon"),
             "export='carrier pigeon': write any of mlflow, monitor, otlp, prometheus, tensorboard, wandb",
         ),
-        (lambda: Config(trigger_signal="SIGKILL"), "trigger_signal='SIGKILL': write one of SIGUSR1"),
-        (lambda: Config(hang_seconds=-1.0), "hang_seconds=-1.0: write a number of seconds from 0.5 to 3600, or 0"),
+        (lambda: GIVEN(trigger_signal="SIGKILL"), "trigger_signal='SIGKILL': write one of SIGUSR1"),
+        (lambda: GIVEN(hang_seconds=-1.0), "hang_seconds=-1.0: write a number of seconds from 0.5 to 3600, or 0"),
         (lambda: MonitorConfig(seconds=0), "monitor.seconds=0: write a number of seconds from 0.5 to 3600"),
         (lambda: MonitorConfig(seconds=float("nan")), "monitor.seconds=nan: write a number of seconds"),
         (lambda: MonitorConfig(token="a secret"), "monitor.token: write 16 to 256"),
@@ -337,14 +341,14 @@ def test_secrets_are_not_in_what_is_printed_of_a_configuration() -> None:
         (lambda: PrometheusConfig(certfile="c.pem"), "prometheus: TLS needs both, certfile and keyfile"),
         (lambda: OtlpConfig(level="all"), "otlp.level='all': write one of none, steps"),
         (lambda: OtlpConfig(ranks="0,x"), "otlp.ranks='0,x': write ranks, such as 0,8"),
-        (lambda: Config(monitor={"seconds": 2}), "monitor={'seconds': 2}: write MonitorConfig(…), of commtrace.config"),
+        (lambda: GIVEN(monitor={"seconds": 2}), "monitor={'seconds': 2}: write MonitorConfig(…), of commtrace.config"),
         (
-            lambda: Config(monitor_seconds=2),
+            lambda: GIVEN(monitor_seconds=2),
             "monitor_seconds is now monitor=MonitorConfig(seconds=…), with "
             "`from commtrace.config import MonitorConfig`",
         ),
         (
-            lambda: Config(otlp_level="steps"),
+            lambda: GIVEN(otlp_level="steps"),
             "otlp_level is now otlp=OtlpConfig(level=…), with `from commtrace.config import OtlpConfig`",
         ),
     ],

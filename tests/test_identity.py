@@ -324,7 +324,7 @@ def torch_with(contexts: list[int]) -> Any:
 def test_a_backend_that_the_script_did_not_name_is_the_one_that_torch_chose(
     named: str, by_device: str, shown: str
 ) -> None:
-    distributed = SimpleNamespace(get_backend=lambda: named, get_backend_config=lambda: by_device)
+    distributed: Any = SimpleNamespace(get_backend=lambda: named, get_backend_config=lambda: by_device)
 
     assert identity._backend(distributed) == shown
 

@@ -14,10 +14,11 @@ from typing import Final
 from commtrace.cli.main import COMMANDS
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.interchange.aceso.test_aceso import configuration, small_profile
+from tests.interchange.aceso.aceso_files import configuration, small_profile
 from tests.trace.rows import mark, row, steps, write_rank
 
-PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"
+TESTS: Final = Path(__file__).resolve().parent
+PACKAGE: Final = TESTS.parent / "commtrace"
 
 BASE: Final = frozenset({"errors", "config", "trace"})
 
@@ -319,6 +320,29 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000
     assert (tmp_path / "trace").stat().st_size > 100
+
+
+def test_no_module_of_tests_imports_another_one() -> None:
+    """What several of them need has a module of its own, which says by its name what is in it."""
+    wrong = [
+        (str(path.relative_to(TESTS.parent)), module)
+        for folder in (TESTS, TESTS.parent / "bench")
+        for path in sorted(folder.rglob("*.py"))
+        for module in _imported_by(path)
+        if module.startswith(("tests.", "bench.")) and any(part.startswith("test_") for part in module.split("."))
+    ]
+
+    assert wrong == []
+
+
+def _imported_by(path: Path) -> Iterator[str]:
+    """What a source imports, absolute: modules, and names of them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, path
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_named_tuples_have_no_other_base() -> None:

@@ -19,9 +19,12 @@ def _cells() -> list[str]:
 def _shown(cell: str, names: dict[str, Any]) -> Any:
     """Run a cell and return the value of its last expression, which a notebook shows."""
     tree = ast.parse(cell)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, str(NOTEBOOK), "exec"), names)
-    return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names) if last else None
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, str(NOTEBOOK), "exec"), names)
+        return None
+    exec(compile(ast.Module(tree.body[:-1], []), str(NOTEBOOK), "exec"), names)
+    return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
 
 
 def test_the_notebook_is_valid_and_has_no_outputs() -> None:

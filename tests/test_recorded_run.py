@@ -21,9 +21,8 @@ from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, MissingExtraError, RunNotFoundError
 from commtrace.trace import schema
 from tests import factory
-from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
-from tests.trace.rows import mark, row, write_rank
+from tests.trace.rows import mark, row, write_rank, write_run
 from tests.two_ranks import GROUP, write_two_ranks
 
 
@@ -150,7 +149,7 @@ def test_a_slow_rank_is_named_also_against_a_baseline(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_has_its_schedule(tmp_path: Path) -> None:
-    run = commtrace.open(record(PipelineJob(stages=2, microbatches=2, steps=3).run(), tmp_path))
+    run = commtrace.open(write_run(tmp_path, PipelineJob(stages=2, microbatches=2, steps=3).run()))
     pipeline = run.pipeline()
 
     assert pipeline is not None
@@ -171,7 +170,7 @@ def test_an_imported_trace_of_kernels_has_idle_time_and_no_verdict(tmp_path: Pat
             factory.span("memory", begin + 50, begin + 70, step=begin // 100, timing="kernel"),
         )
     ]
-    run = commtrace.open(record(factory.make_run({0: kernels, 1: kernels}), tmp_path))
+    run = commtrace.open(write_run(tmp_path, factory.make_run({0: kernels, 1: kernels})))
 
     parts = rows(run.steps(), "used", "compute_ns", "exposed_memory_ns", "idle_ns", "other_ns")
     assert parts == 2 * [(False, None, None, None, None), *2 * [(True, 50, 10, 40, 0)]]

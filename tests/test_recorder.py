@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import commtrace.recorder as recorder_module
-from commtrace.recorder import Recorder
+from commtrace.recorder import Recorder, Sink
 from commtrace.trace import schema
 from commtrace.trace.schema import Row, mark_row
+from commtrace.trace.spans import RowBatch
 
 
 class Disk:
@@ -23,7 +24,7 @@ class Disk:
         self.rows: list[Row] = []
         self.error: Exception | None = None
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: RowBatch) -> None:
         if self.error is not None:
             raise self.error
         self.rows += rows
@@ -32,13 +33,13 @@ class Disk:
         pass
 
     def details(self, name: str) -> list[Any]:
-        return [json.loads(row[-1]) for row in self.rows if row[0] == schema.MARK and row[1] == name]
+        return [json.loads(row.detail or "") for row in self.rows if row.kind == schema.MARK and row.name == name]
 
 
 class Time:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(recorder_module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("commtrace.recorder.time.monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -371,7 +372,7 @@ def test_a_rank_that_is_known_at_the_end_alone_has_files_without_a_span(disk: Di
 def test_a_directory_that_cannot_be_made_is_tried_again(disk: Disk, time: Time) -> None:
     attempts = []
 
-    def open_sinks() -> list[Disk]:
+    def open_sinks() -> list[Sink]:
         attempts.append(time.now)
         if len(attempts) == 1:
             raise PermissionError("read-only file system")
@@ -389,7 +390,7 @@ def test_a_directory_that_cannot_be_made_is_tried_again(disk: Disk, time: Time) 
 def test_at_the_end_a_directory_is_tried_once_more(disk: Disk, time: Time) -> None:
     errors = [PermissionError("not yet")]
 
-    def open_sinks() -> list[Disk]:
+    def open_sinks() -> list[Sink]:
         if errors:
             raise errors.pop()
         return [disk]
@@ -406,7 +407,7 @@ def test_at_the_end_a_directory_is_tried_once_more(disk: Disk, time: Time) -> No
 def test_a_pass_that_fails_leaves_what_was_recorded_in_the_buffer(disk: Disk, time: Time) -> None:
     errors = [ZeroDivisionError()]
 
-    def open_sinks() -> list[Disk]:
+    def open_sinks() -> list[Sink]:
         if errors:
             raise errors.pop()
         return [disk]

@@ -20,11 +20,10 @@ import commtrace
 from commtrace import identity, session
 from commtrace.capture import instrumentation
 from commtrace.capture.device import device_watch
-from commtrace.capture.device.clock import CudaClock
 from commtrace.config import forwardable
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
-from tests.capture.recording import fake_backend
+from tests.capture.recording import cuda_clock, fake_backend
 from tests.capture.simulated_cuda import SimulatedCuda
 from tests.e2e.launch import run
 
@@ -35,7 +34,8 @@ def test_step_numbers_of_numpy_are_in_the_window_and_other_things_cost_one_step(
     wrong: Any = "7"
     commtrace.start(commtrace.Config(dir=str(tmp_path), steps="3:9"))
     try:
-        with commtrace.step(np.int64(3)):  # type: ignore[arg-type]
+        number: Any = np.int64(3)
+        with commtrace.step(number):
             pass
         with commtrace.step(wrong):
             pass
@@ -80,15 +80,16 @@ def test_what_the_script_counts_is_in_the_trace_with_its_step(tmp_path: Path) ->
 
 
 def test_the_device_is_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimulatedCuda(3)
+    clock = cuda_clock(cuda)
     monkeypatch.setattr(instrumentation, "_device_clock", lambda native: clock)
     monkeypatch.setattr(identity, "device", lambda number=None: (f"GPU {number}", "u"))
-    cuda = SimulatedCuda(3)
-    clock = CudaClock(cuda, cuda, cuda.host_ns)
     marks = instrumentation.Instrumentation(commtrace.Config(dir=str(tmp_path)))._marks.since_last_pass
     assert "topology" not in dict(marks())
     with cuda.device(3):
         clock.mark()
-    assert dict(marks())["topology"]["device"] == {"name": "GPU 3", "uuid": "u"}
+    told: dict[str, Any] = dict(marks())
+    assert told["topology"]["device"] == {"name": "GPU 3", "uuid": "u"}
     assert "topology" not in dict(marks())
 
 
@@ -101,10 +102,10 @@ def test_readings_of_the_device_are_told_once_it_is_used(tmp_path: Path, monkeyp
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(device_watch, "READ_SECONDS", 0.001)
+    cuda = SimulatedCuda(3)
+    clock = cuda_clock(cuda)
     monkeypatch.setattr(instrumentation, "_device_clock", lambda native: clock)
     monkeypatch.setattr(identity, "device", lambda number=None: (f"GPU {number}", "u"))
-    cuda = SimulatedCuda(3)
-    clock = CudaClock(cuda, cuda, cuda.host_ns)
     recording = instrumentation.Instrumentation(commtrace.Config(dir=str(tmp_path)))
     with cuda.device(3):
         clock.mark()

@@ -36,6 +36,6 @@ def test_keys_are_numbered_in_their_order(keys: list[int]) -> None:
 
 @given(st.lists(st.tuples(small, small), max_size=8), st.lists(st.tuples(small, small), max_size=8))
 def test_rows_are_found_among_the_known_ones(known: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> None:
-    columns = (np.array(rows, np.int64).reshape(-1, 2).T for rows in (known, wanted))
+    columns, sought = (list(np.array(rows, np.int64).reshape(-1, 2).T) for rows in (known, wanted))
 
-    assert find_rows(*columns).tolist() == [known.index(row) if row in known else -1 for row in wanted]
+    assert find_rows(columns, sought).tolist() == [known.index(row) if row in known else -1 for row in wanted]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +12,12 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_pa
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.errors import RunNotFoundError
-from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.schema import Row
 from tests.pipeline_factory import PipelineJob
-from tests.trace.rows import mark
+from tests.trace.rows import mark, row_at
 
 SECOND = 1_000_000_000
 MS = 1_000_000
-_COLUMNS = [field.name for field in schema.SCHEMA if field.name != "detail"]
 
 
 class Recording:
@@ -51,19 +46,12 @@ class Recording:
                 own = trace.spans
                 seq = np.where(own.seq >= 0, own.seq + later_ns // MS, own.seq)  # numbers go on after a rollback
                 spans = own.replace(start=own.start + later_ns, end=own.end + later_ns, seq=seq)
-                self._writers[rank].write([_row(self._run, replace(trace, spans=spans), at) for at in rows])
+                self._writers[rank].write([row_at(self._run, replace(trace, spans=spans), at) for at in rows])
 
     def end(self) -> None:
         for writer in self._writers.values():
             writer.write([mark("end", {"exception": ""})])
             writer.close()
-
-
-def _row(run: Run, trace: RankTrace, at: int) -> Row:
-    values: dict[str, Any] = {name: getattr(trace.spans, name)[at].item() for name in _COLUMNS}
-    for name in ("name", "dtype"):
-        values[name] = run.names[values[name]] if values[name] >= 0 else None
-    return Row(*(values.get(field.name) for field in schema.SCHEMA))
 
 
 def whole(path: Path, steps: str) -> CriticalPath:

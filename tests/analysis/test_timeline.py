@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Literal
 
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.timeline import Timeline, members, rank_label
+from commtrace.analysis.timeline import RankBoxes, Timeline, members, rank_label
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
@@ -16,11 +16,11 @@ def timeline_of(run: Run) -> Timeline:
     return Timeline.of_recording(run)
 
 
-def words(timeline: Timeline, vocabulary: str, codes: list[int]) -> list[str]:
+def words(timeline: Timeline, vocabulary: Literal["kinds", "names", "roles", "states"], codes: list[int]) -> list[str]:
     return [timeline.outline()[vocabulary][code] for code in codes]
 
 
-def of_rank(timeline: Timeline, step: int, rank: int) -> dict[str, Any]:
+def of_rank(timeline: Timeline, step: int, rank: int) -> RankBoxes:
     return next(columns for columns in timeline.step(step)["ranks"] if columns["rank_index"] == rank)
 
 

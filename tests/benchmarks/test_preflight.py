@@ -15,7 +15,7 @@ import torch.distributed as dist
 from commtrace.benchmarks import preflight
 from commtrace.benchmarks.facts import Facts
 from commtrace.benchmarks.preflight import Limits
-from tests.benchmarks.test_judgement import facts
+from tests.benchmarks.rank_facts import facts
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from commtrace.analysis.timeline import Timeline
 from commtrace.synth import Job, synthesize
 from commtrace.viewer.report import render
 from tests.browser.reader import Reader
-from tests.browser.test_report_in_browser import written
+from tests.browser.written_reports import written
 from tests.factory import make_run, span
 
 A4_WIDTH = 794  # pixels of a style sheet

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize, write
 from tests.browser.reader import Reader
-from tests.browser.test_view_in_browser import serving
-from tests.cli.commands.test_plan import LAYOUT, MODEL, recorded
+from tests.browser.serving import serving
+from tests.cli.planned_runs import LAYOUT, MODEL, recorded
 
 
 def printed(*words: str) -> Any:

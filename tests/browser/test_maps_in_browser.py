@@ -23,8 +23,8 @@ from commtrace.viewer.report import render
 from commtrace.viewer.whole_run import map_resources, slowdown_resources
 from tests.browser.reader import Reader
 from tests.pipeline_factory import PipelineJob
-from tests.viewer.test_health import hang
-from tests.viewer.test_report import HOSTILE
+from tests.viewer.hang_reports import hang
+from tests.viewer.hostile import HOSTILE
 
 SLOW = 5  # stage 1, replica 2
 

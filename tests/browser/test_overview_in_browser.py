@@ -16,9 +16,10 @@ from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 from commtrace.viewer.overview import critical_tables, overview_resources
 from commtrace.viewer.report import render
+from tests.browser.page_texts import cells, duration, milliseconds
 from tests.browser.reader import Reader
 from tests.factory import make_run, span
-from tests.viewer.test_report import HOSTILE
+from tests.viewer.hostile import HOSTILE
 
 STEPS = 14
 
@@ -56,24 +57,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 @pytest.fixture
 def opened(reader: Reader, report: Report) -> Reader:
     return reader.load(report.path)
-
-
-def cells(reader: Reader, table: str) -> list[list[str]]:
-    """Return the texts of the rows of a table."""
-    rows = reader.page.locator(f"{table} tbody tr")
-    return [row.locator("td").all_text_contents() for row in rows.all()]
-
-
-def milliseconds(ns: float) -> str:
-    return f"{ns / 1e6:,.2f}"
-
-
-def duration(ns: float) -> str:
-    """Return a time as the page writes it: three digits."""
-    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-        if ns >= size:
-            return f"{float(f'{ns / size:.3g}'):g} {unit}"
-    return f"{round(ns)} ns"
 
 
 def test_every_step_is_a_point_that_says_how_long_it_took(opened: Reader, report: Report) -> None:

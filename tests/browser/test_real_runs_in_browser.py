@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
+from tests.browser.page_texts import cells, duration, milliseconds
 from tests.browser.reader import Reader
-from tests.browser.test_overview_in_browser import cells, duration, milliseconds
 from tests.e2e.launch import fork
 from tests.reference import reference_data
 

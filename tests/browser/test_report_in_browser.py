@@ -7,28 +7,16 @@ from pathlib import Path
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.pipeline.plan import plan_of, plan_timeline
-from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
-from commtrace.trace.run import Run
 from commtrace.viewer.report import render
 from tests.browser.reader import Reader
+from tests.browser.written_reports import written
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
-from tests.viewer.test_report import HOSTILE
+from tests.viewer.hostile import HOSTILE
 
 STAGES, MICROBATCHES = 2, 4
-
-
-def written(run: Run, directory: Path) -> Path:
-    analysis = analyse(run)
-    path = directory / "report.html"
-    summary = summarise_analysis(analysis)
-    plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches)) if summary.pipeline else None
-    planned = plan_timeline(analysis.run, plan) if plan else None
-    path.write_text(render(summary, Timeline.of_analysis(analysis), plan=planned).html, encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")

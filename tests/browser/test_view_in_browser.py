@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +15,9 @@ from commtrace.analysis.windows.run import open_run
 from commtrace.synth import Fault, Job, synthesize, write
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
+from tests.browser.page_texts import milliseconds
 from tests.browser.reader import Reader
-from tests.browser.test_overview_in_browser import milliseconds
+from tests.browser.serving import serving
 
 RANKS = 64
 
@@ -30,21 +29,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(synthesize(job), directory / "many")
     write(synthesize(Job(pp=2, steps=4)), directory / "few")
     return directory
-
-
-@contextmanager
-def serving(
-    paths: Mapping[str, Path], listed: Mapping[str, object], open_view: Callable[[Path], RunView] = RunView
-) -> Iterator[RunServer]:
-    server = RunServer(lambda: paths, open_view, lambda: listed, "a-token")
-    thread = threading.Thread(target=server.serve, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.close()
-        thread.join(30)
-    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")

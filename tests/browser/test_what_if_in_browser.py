@@ -14,9 +14,9 @@ from commtrace.cli.commands.whatif import predict_for_page
 from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize, write
 from commtrace.viewer.run_view import RunView
+from tests.browser.page_texts import milliseconds
 from tests.browser.reader import Reader
-from tests.browser.test_overview_in_browser import milliseconds
-from tests.browser.test_view_in_browser import serving
+from tests.browser.serving import serving
 
 
 @pytest.fixture(scope="module")

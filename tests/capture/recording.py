@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
+from commtrace.trace.spans import RowBatch
 from tests.capture.simulated_cuda import SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedTensor
 from tests.native.bare_core import load_core
@@ -29,10 +30,16 @@ def native(capacity: int = 10_000) -> Native:
     return Native(load_core(), capacity)
 
 
+def cuda_clock(cuda: SimulatedCuda, host_ns: Callable[[], int] | None = None) -> CudaClock:
+    """A clock of the Python engine on a simulated GPU."""
+    module: Any = cuda  # it has what CudaClock calls of torch.cuda
+    return CudaClock(module, cuda, host_ns or cuda.host_ns)
+
+
 def device_clock(cuda: SimulatedCuda, native: Native | None) -> CudaClock | NativeClock:
     """The clock of a simulated GPU."""
     if native is None:
-        return CudaClock(cuda, cuda, cuda.host_ns)
+        return cuda_clock(cuda)
     native.core.use_clock(cuda.driver.host_clock)
     return NativeClock(native.core, cuda, driver=cuda.library_path, is_threaded=False)
 
@@ -43,7 +50,7 @@ class MemorySink:
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: RowBatch) -> None:
         self.rows += rows
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ class Engine:
         return "stepped"
 
 
-def in_brackets(original):  # type: ignore[no-untyped-def]
+def in_brackets(original: Any) -> Any:
     return lambda engine: f"[{original(engine)}]"
 
 
@@ -29,7 +30,8 @@ def guard() -> Guard:
 
 @pytest.fixture
 def hooks(guard: Guard) -> Hooks:
-    return Hooks("engines", SimpleNamespace(guard=guard))  # type: ignore[arg-type]
+    tracer: Any = SimpleNamespace(guard=guard)
+    return Hooks("engines", tracer)
 
 
 def test_what_may_be_missing_is_passed_over_in_silence(hooks: Hooks, guard: Guard) -> None:

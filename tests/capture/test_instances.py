@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ def test_a_thread_that_fills_a_tuple_meanwhile_is_not_disturbed() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     kept = [Part(1, 1) for _ in range(10)]
-    crowd = [[] for _ in range(200_000)]  # type: ignore[var-annotated]  # what was there before the tests is frozen
+    crowd = [list[int]() for _ in range(200_000)]  # what was there before the tests is frozen
     failures: list[SystemError] = []
     is_over = threading.Event()
 
@@ -62,7 +63,8 @@ def test_objects_of_classes_that_hash_and_compare_in_their_own_way_are_no_obstac
             raise AssertionError("compared")
 
     kept = [Odd("Made", (), {})() for _ in range(3)]
-    assert [type(one) for one in instances_of(torch.nn.Module) if type(one) is Odd] == []
+    kinds: list[Any] = [type(one) for one in instances_of(torch.nn.Module)]
+    assert [kind for kind in kinds if kind is Odd] == []
     assert kept
 
 

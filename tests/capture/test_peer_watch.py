@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ SESSION = 4 * 10**18
 """Later than any process began."""
 
 
-def here(pid: int, **changes: object) -> dict[str, object]:
+def here(pid: int, **changes: Any) -> dict[str, Any]:
     fields = {
         "host": socket.gethostname(), "node": "node0", "boot_id": BOOT_ID.read_text().strip(), "world_size": 5,
         "session": SESSION, "pid": pid,

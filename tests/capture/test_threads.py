@@ -101,7 +101,7 @@ def listener(callbacks: CompletionCallbacks, heard: list[Any]) -> Callable[[Any]
 
 
 def test_a_callback_that_has_run_is_not_waited_for() -> None:
-    callbacks, heard, future = CompletionCallbacks(), [], torch.futures.Future[int]()
+    callbacks, heard, future = CompletionCallbacks(), list[int](), torch.futures.Future[int]()
 
     callbacks.add(future, listener(callbacks, heard))
     future.set_result(7)
@@ -111,7 +111,7 @@ def test_a_callback_that_has_run_is_not_waited_for() -> None:
 
 
 def test_a_callback_that_is_to_come_is_waited_for() -> None:
-    callbacks, heard, future = CompletionCallbacks(), [], torch.futures.Future[int]()
+    callbacks, heard, future = CompletionCallbacks(), list[int](), torch.futures.Future[int]()
     callbacks.add(future, listener(callbacks, heard))
     assert not callbacks.wait(timeout_seconds=0)
 

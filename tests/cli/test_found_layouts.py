@@ -7,13 +7,14 @@ from dataclasses import replace
 from commtrace.cli.found_layouts import search_json
 from commtrace.cli.output import duration
 from commtrace.search.layouts import Found, search_layouts
-from tests.search.test_layouts import GIB, exact
+from tests.json_reading import read_back
+from tests.search.exact_costs import GIB, exact
 
 PREDICTOR = exact(scatter=0.3)
 
 
 def sentences(found: Found) -> str:
-    printed = search_json(PREDICTOR, found, sequences=8, memory=80, notes=())
+    printed = read_back(search_json(PREDICTOR, found, sequences=8, memory=80, notes=()))
     return " ".join([str(printed["verdict"]), *printed["notes"]])
 
 

@@ -19,12 +19,12 @@ from commtrace.cli.main import app
 from commtrace.findings.causes import CAUSES, PLACES
 from commtrace.trace.hang_report import Activity, HangReport, InFlight, OpenPhase, ThreadStack
 from commtrace.trace.json_values import fields_to_json
-from tests.analysis.hangs.test_flight_recorder import calls, hung
+from tests.analysis.hangs.flight_calls import calls, hung
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
-from tests.cli.recorded import record
 from tests.factory import group, metadata
 from tests.json_schemas import errors, schemas
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 from tests.two_ranks import write_two_ranks
 
 
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {
         "nodes": folder / "nodes",
         "slow": folder / "slow",
-        "pipeline": record(PipelineJob(stages=2, microbatches=4, steps=4).run(), folder / "pipeline"),
+        "pipeline": write_run(folder / "pipeline", PipelineJob(stages=2, microbatches=4, steps=4).run()),
         "two": write_two_ranks(folder / "two", steps=12),
     }
     return {"all": str(folder), **{name: str(path) for name, path in made.items()}}

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from commtrace import __version__
 from commtrace.cli.main import COMMANDS, GROUPS, app, command_function, load_command
 from commtrace.errors import RunNotFoundError
-from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 
@@ -119,7 +119,7 @@ def test_steps_that_were_not_recorded_are_an_error(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recorded = record(PipelineJob(stages=2, microbatches=2, steps=3).run(), tmp_path / "run")
+    recorded = write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=3).run())
 
     result = runner.invoke(app, [command, str(recorded), "--steps", "90:95"])
 
@@ -130,7 +130,7 @@ def test_steps_that_were_not_recorded_are_an_error(
 
 @pytest.mark.parametrize("command", ["report", "export"])
 def test_a_file_that_cannot_be_written_is_one_line(command: str, tmp_path: Path) -> None:
-    recorded = record(PipelineJob(stages=2, microbatches=2, steps=3).run(), tmp_path / "run")
+    recorded = write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=3).run())
     target = tmp_path / "missing" / "page"
 
     result = runner.invoke(app, [command, str(recorded), "-o", str(target)])
@@ -156,7 +156,7 @@ def test_linear_algebra_keeps_to_one_thread_unless_the_user_says_otherwise(
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", before or "")
     if before is None:
         monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-    recorded = record(PipelineJob(stages=2, microbatches=2, steps=3).run(), tmp_path / "run")
+    recorded = write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=3).run())
 
     runner.invoke(app, ["summary", str(recorded)], catch_exceptions=False)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import commtrace
 from commtrace import _native
 from commtrace.cli import self_check
 from commtrace.cli.main import app
@@ -131,7 +132,7 @@ def test_a_monitor_is_asked_whether_it_listens() -> None:
 
 
 def test_a_checkout_without_its_links_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(self_check.commtrace, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(commtrace, "__file__", str(tmp_path / "__init__.py"))
     found = checks({})["commtrace"]
     assert found.state == "problem"
     assert "exporters, integrations, viewer missing" in found.text

@@ -18,9 +18,9 @@ from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.verdict import Stretch
 from commtrace.cli.main import app
 from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines, print_stragglers
-from tests.cli.commands.test_summary import write_run
-from tests.history.test_verdicts import straggler
+from tests.history.factory import straggler
 from tests.pipeline_factory import Clock, PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 COMMANDS = ("straggler", "pipeline", "bandwidth")
@@ -153,11 +153,12 @@ def test_of_what_happens_in_few_steps_the_first_is_named_and_no_stretch() -> Non
         3.0, "evaluation", occurrence="in 2 of 20 steps (10, 20): 60 ms in all", since_step=10, since_ns=10**18,
         stretches=(Stretch(9, 20, 3.3),),
     )  # fmt: skip
-    console = Console(file=io.StringIO(), width=100, highlight=False)
+    output = io.StringIO()
+    console = Console(file=output, width=100, highlight=False)
 
     print_stragglers(console, [rare, replace(rare, occurrence="")])
 
-    first, second = console.file.getvalue().strip().split("\n\n")
+    first, second = output.getvalue().strip().split("\n\n")
     assert "First in step 10, which began at 2001-09-09" in first
     assert "Slow in" not in first
     assert "Slow in steps 9–20 (3.3" in second

@@ -62,7 +62,7 @@ def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int
 def _wait_for_events(directory: Path, log: Path) -> list[dict[str, Any]]:
     """The events about the hang, once there have been no more for a while."""
     deadline = time.monotonic() + LIMIT_SECONDS
-    path, found, since = directory / "monitor.jsonl", [], 0.0
+    path, found, since = directory / "monitor.jsonl", list[dict[str, Any]](), 0.0
     while time.monotonic() < deadline:
         lines = path.read_text().splitlines() if path.exists() else []
         hangs = [event for event in map(json.loads, lines) if event["kind"] == "hang"]

@@ -12,14 +12,8 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
+from tests.e2e.everything_on import EVERYTHING, NOTHING, assert_everything_was_on, assert_nobody_complained, places
 from tests.e2e.launch import Starter, fork_with_megatron, launch
-from tests.e2e.test_safety_everything import (
-    EVERYTHING,
-    NOTHING,
-    assert_everything_was_on,
-    assert_nobody_complained,
-    places,
-)
 from tests.e2e.traces import compared_with_plan, role_of, rows
 
 pytestmark = pytest.mark.e2e

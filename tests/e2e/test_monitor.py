@@ -47,7 +47,7 @@ class Job(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        arguments = [PROGRAM, self.slow, str(self._seconds)]
+        arguments: list[str | Path] = [PROGRAM, self.slow, str(self._seconds)]
         self.completed = fork(arguments, 4, self._environment, timeout=self._seconds + 90)
 
     def status(self) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from commtrace.cli.main import app
 from tests.e2e.launch import REPOSITORY, Completed, fork

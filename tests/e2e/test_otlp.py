@@ -58,7 +58,7 @@ def test_all_ranks_spans_of_a_step_are_one_trace_whose_links_resolve(tmp_path: P
 
 
 def _links_resolve(spans: dict[bytes, Any]) -> None:
-    linked = Counter()
+    linked = Counter[tuple[str, str]]()
     for span in spans.values():
         for link in span.links:
             other = spans[link.span_id]

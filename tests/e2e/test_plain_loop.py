@@ -52,8 +52,8 @@ def test_a_ddp_loop(tmp_path: Path) -> None:
     summary = summarise(recorded)
     assert summary.run.framework
     assert summary.run.framework["name"] == "DDP"
-    for rank in summary.ranks:
-        assert all(rank.of_state[State("compute", phase)] > 0 for phase in ("forward", "backward", "optimizer"))
+    for mean in summary.ranks:
+        assert all(mean.of_state[State("compute", phase)] > 0 for phase in ("forward", "backward", "optimizer"))
 
 
 def test_a_loop_without_an_optimizer_has_the_steps_that_its_communication_suggests(tmp_path: Path) -> None:

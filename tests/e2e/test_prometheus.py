@@ -27,6 +27,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e import prometheus
 from tests.e2e.launch import Completed, fork
+from tests.json_reading import read_back
 from tools.grafana.dashboards import dashboards
 from tools.grafana.overview import ALERTS, FOUND
 from tools.prometheus_rules import Timing, alerts, recording_rules, write
@@ -83,7 +84,7 @@ def panels() -> Iterator[tuple[str, str]]:
         "$__rate_interval": WINDOW, "$__range": "20s", "$run_id": "watched", "$rank": ".*", "$node": ".*",
         "offset 1h": f"offset {TIMING.baseline}",
     }  # fmt: skip
-    for dashboard in dashboards().values():
+    for dashboard in read_back(dashboards()).values():
         for panel in dashboard["panels"]:
             for target in panel.get("targets", ()):
                 expr = target["expr"]
@@ -107,7 +108,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
         "COMMTRACE_MONITOR_SECONDS": "1",
         "COMMTRACE_PROMETHEUS_TARGETS": str(targets),
     }
-    program = ["tests/e2e/programs/monitored_training.py", tmp_path]
+    program: list[str | Path] = ["tests/e2e/programs/monitored_training.py", tmp_path]
     with (
         ThreadPoolExecutor(1) as pool,
         prometheus.running(tmp_path, targets, rules) as server,
@@ -138,7 +139,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
 @contextmanager
 def _critical_path(directory: Path) -> Iterator[None]:
     """Served meanwhile by ``commtrace metrics``, which reads the files of the ranks."""
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "commtrace",

@@ -26,7 +26,7 @@ class Job(threading.Thread):
         super().__init__()
         self.directory = directory
         self.completed: Completed | None = None
-        self._arguments = [PROGRAM, str(seconds), *faults]
+        self._arguments: list[str | Path] = [PROGRAM, str(seconds), *faults]
         self._timeout = seconds + 90
         self._variables = {
             "COMMTRACE_DIR": str(directory),

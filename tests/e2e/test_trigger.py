@@ -96,8 +96,9 @@ def trigger(job: Job, *options: str) -> dict[str, Any]:
 
 
 def test_all_ranks_record_the_same_steps_in_detail_and_go_back(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    variables = {"COMMTRACE_SAMPLE": "0", "COMMTRACE_TRIGGER_SIGNAL": "SIGUSR2", "COMMTRACE_STEPS_PER_SEGMENT": "20"}
-    job = Job(tmp_path, pool, **variables)
+    job = Job(
+        tmp_path, pool, COMMTRACE_SAMPLE="0", COMMTRACE_TRIGGER_SIGNAL="SIGUSR2", COMMTRACE_STEPS_PER_SEGMENT="20"
+    )
     job.until(lambda run: latest(run) > 20)
     told = trigger(job, "--num-steps", "7", "--modules", "depth=2")
     assert told["seen_by"] == list(range(RANKS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -34,8 +35,8 @@ def test_an_exporter_that_fails_to_open_is_left_out(
     def open_it(*_: object) -> None:
         raise error
 
-    module = ModuleType("failing_exporter")
-    module.open_it = open_it  # type: ignore[attr-defined]
+    module: Any = ModuleType("failing_exporter")
+    module.open_it = open_it
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(live.LISTENERS, "prometheus", "failing_exporter:open_it")
 

@@ -10,6 +10,7 @@ from commtrace.analysis.timeline import Timeline
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import perfetto
 from commtrace.trace.run import Run
+from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 
 
@@ -106,7 +107,7 @@ def test_both_ends_of_a_message_share_a_flow_and_a_collective_a_correlation(prot
 
     begun = [flow for event in events for flow in event.flow_ids]
     ended = [flow for event in events for flow in event.terminating_flow_ids]
-    correlated = defaultdict(int)
+    correlated = defaultdict[int, int](int)
     for event in events:
         if names.get(event.name_iid) == "all_reduce":
             correlated[event.correlation_id] += 1
@@ -179,7 +180,8 @@ def test_what_damaged_rows_place_before_0_is_drawn_at_0(protocol: Any, tmp_path:
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    outline = Timeline.of_recording(make_run({0: [span("step", 0, 10, step=0)]})).outline()
     monkeypatch.setattr(perfetto, "is_available", lambda: False)
 
     with pytest.raises(ConfigurationError, match="pip install 'perfetto"):
-        perfetto.write({}, [], tmp_path / "trace.pftrace")
+        perfetto.write(outline, [], tmp_path / "trace.pftrace")

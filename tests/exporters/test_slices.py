@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.timeline import RankBoxes, Timeline
 from commtrace.exporters.slices import Process, Sample, Slice, Track, Words, arrow_of, layers, processes
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall
 
 
 def a_slice(start: int, end: int) -> Slice:
-    return Slice(start, end, "step", {}, 0, 0, {})
+    boxes = RankBoxes(rank_index=0, start=start, end=end, work={}, stalls={}, host={}, communication={})
+    return Slice(start, end, "step", {}, 0, 0, boxes)
 
 
 def spread(*bounds: tuple[int, int]) -> list[list[tuple[int, int]]]:

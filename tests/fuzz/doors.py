@@ -44,7 +44,7 @@ from commtrace.trace.selection import make_request, read_requests, write_request
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
 from tests.exporters.monitor.conftest import JOB
-from tests.exporters.monitor.test_store import report, stopped
+from tests.exporters.monitor.made_reports import report, stopped
 from tests.fuzz.mutators import (
     HOSTILE_NUMBERS,
     HOSTILE_VALUES,
@@ -55,13 +55,12 @@ from tests.fuzz.mutators import (
     damage_segment,
     damage_value,
 )
-from tests.interchange import test_ascend as ascend
-from tests.interchange.dumps.test_flight_recorder import entry, gloo_hang, write_dump
-from tests.interchange.simulators.test_aicb_csv import AICB_LINES
-from tests.interchange.simulators.test_aicb_csv import write as write_aicb_log
-from tests.interchange.test_workerlog import job, write_log
-from tests.interchange.traces import kineto_files
-from tests.interchange.whatif_study.test_files import COLUMNS, two_stages, write_trace
+from tests.interchange.dumps.flight_recorder_files import entry, gloo_hang, write_dump
+from tests.interchange.simulators.aicb_files import AICB_LINES
+from tests.interchange.simulators.aicb_files import write as write_aicb_log
+from tests.interchange.traces import ascend_files, kineto_files
+from tests.interchange.whatif_study.whatif_files import COLUMNS, two_stages, write_trace
+from tests.interchange.worker_logs import job, write_log
 from tests.trace.rows import mark, row, steps, write_rank
 
 Command = list[str]
@@ -125,11 +124,8 @@ def _make_short_segments(folder: Path) -> None:
     """Two ranks of three complete segments each."""
     for rank in (0, 1):
         spans = [row(step=step, start=100 * step + 5, end=100 * step + 60 + step, id=step) for step in range(6)]
-        rows = sorted([*steps(0, 6), *spans], key=lambda one: one[_STEP])
+        rows = sorted([*steps(0, 6), *spans], key=lambda one: one.step)
         write_rank(folder / "run", [*rows, mark("end", {})], rank=rank, world_size=2, steps_per_segment=2)
-
-
-_STEP: Final = schema.SCHEMA.get_field_index("step")
 
 
 def _make_two_runs(folder: Path) -> None:
@@ -227,7 +223,7 @@ def _damage_kineto(folder: Path, random: Random) -> bool:
 
 
 def _make_ascend(folder: Path) -> None:
-    ascend.two_ranks(folder, metadata=True)
+    ascend_files.two_ranks(folder, metadata=True)
 
 
 def _damage_ascend(folder: Path, random: Random) -> bool:
@@ -514,16 +510,16 @@ def _uses_of_answers(folder: Path) -> Sequence[Command | Call]:
 
 def _server(folder: Path) -> str:
     """The address of a server of this process that answers what lies in the folder."""
-    if _Answers.server is None:
-        _Answers.server = HTTPServer(("127.0.0.1", 0), _Answers)
-        threading.Thread(target=_Answers.server.serve_forever, daemon=True).start()
+    if _Answers.running is None:
+        _Answers.running = HTTPServer(("127.0.0.1", 0), _Answers)
+        threading.Thread(target=_Answers.running.serve_forever, daemon=True).start()
     _Answers.folder = folder
-    return f"http://127.0.0.1:{_Answers.server.server_port}"
+    return f"http://127.0.0.1:{_Answers.running.server_port}"
 
 
 class _Answers(BaseHTTPRequestHandler):
     folder = Path()
-    server: HTTPServer | None = None  # type: ignore[assignment]
+    running: HTTPServer | None = None
 
     def do_GET(self) -> None:
         content = (self.folder / ("metrics" if self.path == "/metrics" else "query")).read_bytes()

@@ -182,7 +182,8 @@ def _start(context: Any, numbers: list[int], seed: int, running: dict[Any, tuple
 def _work(numbers: list[int], seed: int, messages: Connection) -> None:
     signal.signal(signal.SIGALRM, _too_long)
     # Else commands are made anew for each call, which takes as long as many an input.
-    typer.testing._get_command = functools.cache(typer.testing._get_command)
+    testing: Any = typer.testing  # it caches nothing itself
+    testing._get_command = functools.cache(testing._get_command)
     main_module.load_command = functools.cache(main_module.load_command)
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
         workshop = Workshop(Path(folder))

@@ -63,7 +63,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         )
     elif report.failed:
         verdict = f"{FAILS}: {str(call.excinfo.value if call.excinfo else '')[:200]}"
-    found = "; ".join(item.stash.get(_FIGURES, []))
+    figures: list[str] = item.stash.get(_FIGURES, [])
+    found = "; ".join(figures)
     name = str(backend.params.get("backend", "")) if backend is not None else ""
     item.config.stash[_ROWS].append(Row(marker.args[0], name, verdict, found))
 

@@ -24,7 +24,7 @@ def machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
     }
     if torch.cuda.is_available():
-        nccl: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        nccl: Any = torch.cuda.nccl.version()
         facts |= {
             "GPU": torch.cuda.get_device_name(),
             "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "unknown",

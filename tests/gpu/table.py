@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy.typing as npt
 
 QUESTIONS: Final = (
     "spans against kernels",
@@ -69,7 +71,7 @@ def markdown(
     return "\n".join(lines)
 
 
-def microseconds(values_ns: Sequence[float]) -> str:
+def microseconds(values_ns: Sequence[float] | npt.NDArray[Any]) -> str:
     """Return the median and the largest absolute value."""
     if len(values_ns) == 0:
         return "none"

@@ -40,8 +40,8 @@ def test_without_a_device_no_peak_is_recorded(tmp_path: Path) -> None:
 
 
 def test_steps_are_timed_with_and_without(tmp_path: Path) -> None:
-    arguments = ["step_times.py", tmp_path, "--layout", "ddp", "--size", "tiny", "--turns", "3", "--steps", "2"]
-    run_program([*arguments, "--variants", "off,python,python+modules,torch.profiler"], {})
+    arguments = ["--layout", "ddp", "--size", "tiny", "--turns", "3", "--steps", "2"]
+    run_program(["step_times.py", tmp_path, *arguments, "--variants", "off,python,python+modules,torch.profiler"], {})
 
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert {variant: len(taken) for variant, taken in figures["step_ns"].items()} == {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def write(folder: Path, *, kernel_ms: int = 1, results: str = "0x1p0", lost_step
     contained = [
         [name, 0, at, 0, size, -1, None, -1, False, -1, -1, -1, ""] for at, (name, size) in enumerate(CONTAINED.items())
     ]
-    rows, events, seq = [graph_mark(operations=contained)], [], 0
+    rows, events, seq = [graph_mark(operations=contained)], list[dict[str, Any]](), 0
     for step in range(STEPS):
         start = step * 10 * MS
         sent = [*CONTAINED.items(), ("all_reduce", 4)]
@@ -63,7 +64,7 @@ def test_a_run_as_it_should_be_misses_nothing(tmp_path: Path) -> None:
         ({"lost_step": 5}, "replays are in the steps [3, 4, 6"),
     ],
 )
-def test_what_is_wrong_is_found(changed: dict[str, int | str], miss: str, tmp_path: Path) -> None:
-    good, bad = write(tmp_path / "good"), write(tmp_path / "bad", **changed)  # type: ignore[arg-type]
+def test_what_is_wrong_is_found(changed: dict[str, Any], miss: str, tmp_path: Path) -> None:
+    good, bad = write(tmp_path / "good"), write(tmp_path / "bad", **changed)
 
     assert any(miss in found for found in replays.misses(bad, good, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,10 @@ def test_threads_that_may_hold_the_gil_are_told_from_those_that_never_do(answers
 
 def test_a_step_is_compared_with_that_of_the_same_turn(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "engines", lambda: [NATIVE, PYTHON])
-    step_ns = {OFF: [30_000_000, 40_000_000, 31_000_000], NATIVE: [30_150_000, 40_200_000, 31_930_000]}
+    step_ns: dict[str, Sequence[int]] = {
+        OFF: [30_000_000, 40_000_000, 31_000_000],
+        NATIVE: [30_150_000, 40_200_000, 31_930_000],
+    }
     step_ns[PYTHON] = step_ns[PROFILER] = [taken * 2 for taken in step_ns[OFF]]
 
     for variant in (NATIVE, PYTHON, PROFILER):

@@ -24,7 +24,7 @@ pytestmark = NEEDS_NCCL
 def test_a_step_takes_as_long_as_without(
     tmp_path: Path, backend: str, layout: str, size: str, figures: list[str]
 ) -> None:
-    arguments = ["step_times.py", tmp_path, "--layout", layout, "--size", size, "--backend", backend]
+    arguments: list[str | Path] = ["step_times.py", tmp_path, "--layout", layout, "--size", size, "--backend", backend]
     run_program(arguments, {}, timeout=60)
 
     found = json.loads((tmp_path / "figures.json").read_text())

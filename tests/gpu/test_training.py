@@ -27,7 +27,7 @@ pytestmark = NEEDS_NCCL
 def test_spans_of_training_agree_with_the_kernels(
     tmp_path: Path, backend: str, layout: str, figures: list[str]
 ) -> None:
-    arguments = ["training.py", tmp_path, "--layout", layout, "--backend", backend]
+    arguments: list[str | Path] = ["training.py", tmp_path, "--layout", layout, "--backend", backend]
     run_program(arguments, {"COMMTRACE_DIR": str(tmp_path)}, ranks=RANKS)
 
     for rank in range(RANKS):

@@ -15,7 +15,7 @@ from commtrace.interchange.dumps.flight_recorder import import_flight_recorder
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import RankMetadata
 from tests.history.factory import BEGIN_NS, write_run
-from tests.interchange.dumps.test_flight_recorder import gloo_hang
+from tests.interchange.dumps.flight_recorder_files import gloo_hang
 from tests.trace.rows import mark, steps, write_rank
 
 LATER_NS = BEGIN_NS + 3600 * 10**9

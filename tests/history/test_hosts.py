@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from commtrace.history.hosts import HostTally, Naming, tally_hosts
+from commtrace.history.store import Entry
 from commtrace.history.verdicts import MONITOR
 from tests.history.factory import BEGIN_NS, entry, named, verdict
 
 
-def tally(host: str, *entries: object) -> HostTally:
-    return next(one for one in tally_hosts(entries).hosts if one.host == host)  # type: ignore[arg-type]
+def tally(host: str, *entries: Entry) -> HostTally:
+    return next(one for one in tally_hosts(entries).hosts if one.host == host)
 
 
 def test_a_host_that_comes_back_stands_first_with_its_rate() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,15 +11,7 @@ from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.errors import TraceFormatError
 from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis, verdict_of_monitor
 from commtrace.live.monitoring.findings import LiveStraggler, MonitorStatus, found
-from tests.history.factory import live, write_monitor
-
-
-def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:
-    fields: dict[str, Any] = {
-        "rank": 1, "host": "beta", "place": "ranks", "cause": cause, "who": "rank 1 on beta", "cost_ms_per_step": cost,
-        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "",
-    }  # fmt: skip
-    return Verdict(**{**fields, **changes})
+from tests.history.factory import live, straggler, write_monitor
 
 
 def kept(*verdicts: Verdict, abstentions: tuple[str, ...] = ()) -> RunVerdict:

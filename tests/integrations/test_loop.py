@@ -424,7 +424,7 @@ def test_what_the_reducer_waited_for_in_a_backward_that_raises_has_failed(alone:
     alone.tracer.completions.wait(5)
     reducer.uninstall()
     alone.recorder.flush()
-    (failed,) = [json.loads(row[-1]) for row in alone.sink.rows if row[:2] == (schema.MARK, "failed")]
+    (failed,) = [json.loads(row.detail or "") for row in alone.sink.rows if row[:2] == (schema.MARK, "failed")]
     assert (failed["operation"], failed["exception"]) == ("all_reduce", "RuntimeError")
     assert alone.tracer.blocked == [None]
 
@@ -451,15 +451,18 @@ def test_a_framework_that_marks_steps_has_its_own_spans(alone: Recording) -> Non
     reason="this torch does not begin again after a forward that raised",
 )
 def test_a_forward_that_raises_ends_its_span(looping: Recording) -> None:
-    trained = model()
+    def innermost() -> Any:
+        return looping.tracer.innermost
+
+    trained: Any = model()
     fully_shard(trained, mesh=init_device_mesh("cpu", (4,)))
     with pytest.raises(RuntimeError):
         trained(torch.ones(2, 3))
-    assert looping.tracer.innermost is not None
+    assert innermost() is not None
     trained._get_fsdp_state()._reset_iter_state()
     trained(batch())
 
-    assert looping.tracer.innermost is None
+    assert innermost() is None
     assert [kind for kind, _, _ in work(looping)] == ["forward"] * 2
 
 

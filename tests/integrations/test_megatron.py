@@ -18,15 +18,21 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from commtrace.capture.records import Coordinates
 from commtrace.integrations import megatron
 from commtrace.integrations.megatron import _MESSAGES
-from commtrace.trace import schema
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
+from tests.integrations.megatron_stubs import (
+    NotingTracer,
+    backward,
+    forward,
+    forward_results,
+    initialize,
+    noting,
+    schedule_call,
+    tiny_model,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron names the accelerator libraries that it does without
     from megatron.core import parallel_state
     from megatron.core.distributed import param_and_grad_buffer
-    from megatron.core.models import gpt  # noqa: F401  (the schedules import it while they run)
     from megatron.core.optimizer import optimizer as optimizers
     from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
     from megatron.core.pipeline_parallel import combined_1f1b, schedules
@@ -35,55 +41,9 @@ with warnings.catch_warnings():
     from megatron.core.transformer.moe import token_dispatcher
 
 
-def initialize(*sizes: int, **options: int) -> None:
-    """Set up Megatron's groups; not those of gloo, which the fake backend cannot make."""
-    parallel_state.initialize_model_parallel(*sizes, **options, create_gloo_process_groups=False)
-
-
-class NotingTracer:
-    """Notes its calls: ``"+forward m0 c1 s2"`` when a phase begins, ``"-forward"`` when it ends."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.roles: dict[int, str] = {}
-        self.topology: dict[str, Any] = {}
-        self.failures: list[str] = []
-        self.coordinates = Coordinates()
-
-    def begin_step(self, number: int | None = None) -> None:
-        self.notes.append("step" if number is None else f"step {number}")
-        self.coordinates = Coordinates(schema.NOT_APPLICABLE if number is None else number)
-
-    def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> str:
-        word = schema.KINDS[kind]
-        place = "" if microbatch < 0 else f" m{microbatch} c{chunk} s{stage}"
-        self.notes.append(f"+{word}{place}")
-        self.coordinates = Coordinates(-1, microbatch, chunk, stage)
-        return word
-
-    def be_at(self, coordinates: Coordinates) -> Coordinates:
-        before, self.coordinates = self.coordinates, coordinates
-        return before
-
-    def end_iteration(self) -> None:
-        self.notes.append("end")
-
-    def leave(self, span: str) -> None:
-        self.notes.append(f"-{span}")
-
-    def set_role(self, process_group: Any, role: str) -> None:
-        self.roles[id(process_group)] = role
-
-    def set_topology(self, topology: dict[str, Any]) -> None:
-        self.topology.update(topology)
-
-    def failed(self, part: str, error: BaseException) -> None:
-        self.failures.append(f"{part}: {error}")
-
-
 @pytest.fixture
 def tracer() -> Iterator[NotingTracer]:
-    tracer = NotingTracer()
+    tracer = noting()
     uninstall = megatron.install(tracer)
     yield tracer
     uninstall()
@@ -95,51 +55,6 @@ def rank_1_of_8() -> Iterator[None]:
     yield
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
-
-
-def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, float]:
-    return output.sum(), 0.0
-
-
-def forward(model: torch.nn.Module, microbatch: int | None, chunk: int | None = None) -> torch.Tensor:
-    """One forward as the schedules call it."""
-    output, _ = forward_results(model, microbatch, chunk)
-    return output
-
-
-def forward_results(
-    model: torch.nn.Module, microbatch: int | None, chunk: int | None = None, is_last_stage: bool = True
-) -> Any:
-    config = SimpleNamespace(
-        timers=None, enable_autocast=False, calculate_per_token_loss=False, num_moe_experts=None, mtp_num_layers=None
-    )
-    return schedules.forward_step(
-        lambda data, model: (model(torch.ones(1, 2)), loss_of),
-        None,
-        model,
-        1,
-        None,
-        [],
-        config,
-        1,
-        current_microbatch=microbatch,
-        vp_stage=chunk,
-        is_last_stage=is_last_stage,
-    )
-
-
-def backward(output: torch.Tensor, backward_step: Callable[..., Any] | None = None) -> None:
-    """One backward as the schedules call it; versions before 0.17 also hand on the type of the model."""
-    config = SimpleNamespace(timers=None, grad_scale_func=None, deallocate_pipeline_outputs=False)
-    function = backward_step or schedules.backward_step
-    model_type = [None] if "model_type" in inspect.signature(function).parameters else []
-    function(None, output, None, *model_type, config)
-
-
-def tiny_model() -> torch.nn.Module:
-    model = torch.nn.Linear(2, 1)
-    model.set_input_tensor = lambda tensor: None
-    return model
 
 
 def test_backwards_are_matched_to_forwards_by_their_tensor(tracer: NotingTracer) -> None:
@@ -200,11 +115,13 @@ def test_an_error_of_training_passes_through_and_closes_the_span(tracer: NotingT
     assert tracer.failures == []
 
 
-def test_a_failure_of_the_tracer_switches_the_integration_off_and_not_training(tracer: NotingTracer) -> None:
+def test_a_failure_of_the_tracer_switches_the_integration_off_and_not_training(
+    tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> str:
         raise RuntimeError("full")
 
-    tracer.enter = broken  # type: ignore[assignment]
+    monkeypatch.setattr(tracer, "enter", broken)
     model = tiny_model()
 
     for _ in range(2):
@@ -212,15 +129,6 @@ def test_a_failure_of_the_tracer_switches_the_integration_off_and_not_training(t
 
     assert tracer.failures == ["megatron: full"]
     assert tracer.notes == []
-
-
-def schedule_call(**options: Any) -> None:
-    """A call of the real schedule that stops at its first assertion: what surrounds it is what is tested."""
-    with pytest.raises(AssertionError):
-        schedules.forward_backward_no_pipelining(
-            forward_step_func=None, data_iterator=None, model=[None, None], num_microbatches=4,
-            micro_batch_size=1, **{"seq_length": 8, **options},
-        )  # fmt: skip
 
 
 def test_a_call_of_a_schedule_is_a_step_and_tells_its_shape(tracer: NotingTracer, rank_1_of_8: None) -> None:
@@ -237,10 +145,12 @@ def test_a_call_of_a_schedule_is_a_step_and_tells_its_shape(tracer: NotingTracer
     }
 
 
-def test_sequences_of_another_length_repeat_no_topology(tracer: NotingTracer, rank_1_of_8: None) -> None:
+def test_sequences_of_another_length_repeat_no_topology(
+    tracer: NotingTracer, rank_1_of_8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     initialize(1, 1)
     topologies: list[dict[str, Any]] = []
-    tracer.set_topology = topologies.append  # type: ignore[method-assign]
+    monkeypatch.setattr(tracer, "set_topology", topologies.append)
 
     for length in (8, 16, 24):
         schedule_call(seq_length=length)
@@ -253,7 +163,7 @@ def test_steps_have_the_numbers_that_megatron_logs(
 ) -> None:
     arguments = SimpleNamespace(curr_iteration=20)  # so many are completed: the one that begins is logged as 21
     loop = SimpleNamespace(_GLOBAL_ARGS=arguments)
-    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", loop)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", loop)
     initialize(1, 1)
     schedule_call()
     schedule_call()  # again, because its result was suspicious
@@ -368,7 +278,7 @@ def test_groups_are_read_again_when_megatron_sets_them_up_again(tracer: NotingTr
 
 def test_groups_that_were_there_before_commtrace_are_read_at_once(rank_1_of_8: None) -> None:
     initialize(2, 2)
-    tracer = NotingTracer()
+    tracer = noting()
 
     megatron.install(tracer)()
 
@@ -436,8 +346,9 @@ class Trained(torch.nn.Module):
 
     def __init__(self, finalize: Callable[..., None] | None) -> None:
         super().__init__()
-        self.module = torch.nn.Identity()
-        self.module.config = SimpleNamespace(finalize_model_grads_func=finalize)
+        module: Any = torch.nn.Identity()
+        module.config = SimpleNamespace(finalize_model_grads_func=finalize)
+        self.module = module
 
 
 def forward_backward_no_pipelining(*, model: Any, num_microbatches: int = 1) -> None:
@@ -446,11 +357,12 @@ def forward_backward_no_pipelining(*, model: Any, num_microbatches: int = 1) -> 
 
 
 def test_whatever_function_finalizes_the_gradients_is_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = noting()
+
     def bound_before_commtrace(_model: Any, _tokens: Any) -> None:
         tracer.notes.append("finalize")
 
     monkeypatch.setattr(schedules, "forward_backward_no_pipelining", forward_backward_no_pipelining)
-    tracer = NotingTracer()
     uninstall = megatron.install(tracer)
     model = Trained(bound_before_commtrace)
     for _ in range(2):
@@ -489,7 +401,7 @@ def test_only_the_outermost_optimizer_is_a_span(tracer: NotingTracer) -> None:
         """
 
         def __init__(self) -> None:
-            self.chained_optimizers = []
+            self.chained_optimizers: list[Any] = []
 
         def prepare_grads(self) -> bool:
             Chained().step()
@@ -525,12 +437,12 @@ def test_an_optimizer_class_of_the_users_own_is_found_at_the_next_step(tracer: N
 
 def test_a_combined_step_is_a_forward_and_a_backward_of_different_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan needs CUDA streams: what is tested is what is put around the real function's arguments."""
+    tracer = noting()
 
     def step(f_model: Any, b_model: Any, f_model_chunk_id: Any = None, current_microbatch: Any = None) -> None:
         tracer.notes.append("both" if f_model and b_model else "one")
 
     monkeypatch.setattr(combined_1f1b, "combined_forward_backward_step", step)
-    tracer = NotingTracer()
     uninstall = megatron.install(tracer)
     chunks = [SimpleNamespace(vp_stage=number) for number in (0, 1)]
     combined_1f1b.combined_forward_backward_step(chunks[0], None, f_model_chunk_id=0, current_microbatch=0)
@@ -548,7 +460,7 @@ def test_a_combined_step_is_a_forward_and_a_backward_of_different_microbatches(m
 
 def test_what_a_combined_step_issues_has_the_place_of_what_issued_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes run forward or backward; messages to other stages have no place, as in all other schedules."""
-    tracer = NotingTracer()
+    tracer = noting()
     seen: list[tuple[str, int, int]] = []
 
     def note(what: str) -> None:
@@ -568,10 +480,10 @@ def test_what_a_combined_step_issues_has_the_place_of_what_issued_it(monkeypatch
     uninstall = megatron.install(tracer)
     message = functools.partial(note, "message")
     chunks = [SimpleNamespace(vp_stage=number) for number in (0, 1)]
-    for forward, backward in ((chunks[1], chunks[0]), (chunks[1], None)):
+    for f_model, b_model in ((chunks[1], chunks[0]), (chunks[1], None)):
         tracer.coordinates = Coordinates()
         combined_1f1b.combined_forward_backward_step(
-            forward, backward, post_forward=message, post_backward=message, current_microbatch=3
+            f_model, b_model, post_forward=message, post_backward=message, current_microbatch=3
         )
     uninstall()
 
@@ -607,7 +519,7 @@ def test_uninstall_puts_every_original_back() -> None:
     ]  # fmt: skip
     before = [dict(vars(owner)) for owner in owners]
 
-    uninstall = megatron.install(NotingTracer())
+    uninstall = megatron.install(noting())
     now = [dict(vars(owner)) for owner in owners]
     uninstall()
 
@@ -622,7 +534,7 @@ def test_uninstall_puts_every_original_back() -> None:
 
 
 def test_functions_bound_before_uninstall_still_work_and_record_nothing() -> None:
-    tracer = NotingTracer()
+    tracer = noting()
     uninstall = megatron.install(tracer)
     bound = schedules.backward_step
     model = tiny_model()
@@ -636,14 +548,12 @@ def test_functions_bound_before_uninstall_still_work_and_record_nothing() -> Non
     assert model.weight.grad is not None
 
 
-def test_sizes_that_cannot_be_read_cost_nothing_but_the_plan(
-    tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_that_cannot_be_read_cost_nothing_but_the_plan(tracer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object) -> None:
         raise TypeError("another version")
 
     monkeypatch.setattr(megatron, "megatron_sizes", fail)
-    integration = megatron.MegatronIntegration(tracer)  # type: ignore[arg-type]
+    integration = megatron.MegatronIntegration(tracer)
     integration._report_schedule("forward_backward_no_pipelining", {"model": None, "num_microbatches": 2})
 
     assert tracer.failures == ["megatron sizes: another version"]

@@ -255,7 +255,7 @@ def test_checkpoints_of_transformer_engine(recording: Recording, monkeypatch: py
 
 
 def test_every_original_is_put_back() -> None:
-    owners = [torch.utils.checkpoint.CheckpointFunction, torch.utils.checkpoint._CheckpointFrame]
+    owners: list[Any] = [torch.utils.checkpoint.CheckpointFunction, torch.utils.checkpoint._CheckpointFrame]
     owners += [deepspeed().CheckpointFunction, deepspeed()]
     before = [dict(vars(owner)) for owner in owners]
     uninstall = recompute.install(Recording().tracer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,12 @@ class CallbackHandler:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
+    transformers: Any
+    lightning: Any
     transformers, lightning = ModuleType("transformers.trainer_callback"), ModuleType("lightning.pytorch.trainer.call")
-    handler = type("CallbackHandler", (CallbackHandler,), {"on_train_begin": CallbackHandler.on_train_begin})
-    transformers.CallbackHandler = handler  # type: ignore[attr-defined]
-    lightning._call_callback_hooks = lambda trainer, hook_name: hook_name  # type: ignore[attr-defined]
+    handler: Any = type("CallbackHandler", (CallbackHandler,), {"on_train_begin": CallbackHandler.on_train_begin})
+    transformers.CallbackHandler = handler
+    lightning._call_callback_hooks = lambda trainer, hook_name: hook_name
     for module in (transformers, lightning):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     recording = Recording()

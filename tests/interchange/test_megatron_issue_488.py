@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from commtrace.interchange.megatron_issue_488 import LAYOUT, MODEL, Compared, compare, sample_plan
@@ -10,7 +12,7 @@ GIB = 1 << 30
 NUMBERS = {(one.of, one.quantity, one.unit): one for one in compare(sample_plan())}
 
 
-def found(of: str, quantity: str, unit: str) -> Compared:
+def found(of: str, quantity: str, unit: Literal["parameters", "bytes", "operations"]) -> Compared:
     return NUMBERS[of, quantity, unit]
 
 

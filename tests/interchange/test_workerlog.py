@@ -12,23 +12,8 @@ from commtrace.errors import ImportFileError
 from commtrace.interchange.workerlog import import_workerlog
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
+from tests.interchange.worker_logs import BASE_MS, job, write_log
 from tests.reference import reference_data
-
-BASE_MS = 1697793307000
-
-
-def job(kind: str, microbatch: int, start: float, end: float) -> str:
-    return (
-        f"I1020 09:15:07.265326 22317 standalone_executor.cc:217] Profiler Info: Job ({microbatch}), type = {kind}, "
-        f"micro_batch_id = {microbatch}, job_start_time = {BASE_MS + start:.6f}, job_end_time = {BASE_MS + end:.6f}\n"
-    )
-
-
-def write_log(path: Path, *jobs: str, first_step: int = 3) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = f"[2026-01-01] [    INFO] utils.py:250 - Schedule Profiler start at step {first_step} and end at step 5\n"
-    path.write_text(head + "I1020 program_interpreter.cc:243] New Executor is Running.\n" + "".join(jobs))
-    return path
 
 
 def test_a_gap_before_a_job_is_the_wait_for_its_neighbour(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from commtrace.trace import spans as trace_spans
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import RowBatch, Spans
 from tests.factory import group
-from tests.live.test_summarise import Listener, group_mark
+from tests.live.listeners import Listener, group_mark
 from tests.trace.rows import metadata, row
 
 GROUPS = (group("dp", 0, 1, 2, 3), group("pp", 0, 1, ordinal=1), group("dp", 0, 5, ordinal=2))

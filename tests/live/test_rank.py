@@ -7,6 +7,7 @@ from commtrace.live.rank import KNOWN_PARTS, LiveBudget, LiveRank
 from commtrace.trace import schema
 from commtrace.trace.metadata import DeviceState
 from commtrace.trace.schema import Row
+from commtrace.trace.topology import Topology
 from tests.factory import make_run, span
 from tests.trace.rows import mark, metadata
 
@@ -40,7 +41,7 @@ def test_readings_of_the_device_are_told_once() -> None:
     assert live.take_device_states() == ()
 
 
-TOLD = {"process_start_ns": 0}
+TOLD: Topology = {"process_start_ns": 0}
 
 
 def row(kind: int, start: int, end: int) -> Row:
@@ -69,9 +70,8 @@ def test_it_agrees_with_what_is_read_afterwards() -> None:
     budget = LiveBudget()
     for rows in PASSES:
         budget.add(rows, TOLD)
-    rows = [span(schema.KINDS[kind], start, end, step=-1) for one in PASSES for kind, _, _, start, end, *_ in one]
-    run = make_run({0: rows})
-    run.ranks[0].topology.update(TOLD)  # type: ignore[attr-defined]
+    spans = [span(schema.KINDS[one.kind], one.start, one.end, step=-1) for rows in PASSES for one in rows]
+    run = make_run({0: spans}, topology=TOLD)
     job = run_budget(run).job
 
     assert {part: round(time * 1e9) for part, time in budget.seconds().items()} == {

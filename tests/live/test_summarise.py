@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +17,11 @@ from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row
 from tests.factory import group
+from tests.live.listeners import Listener, group_mark
 from tests.trace.rows import mark, metadata, row
 
 DP = group("dp", 0, 1, 2, 3)
 PP = group("pp", 0, 1, ordinal=1)
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.summaries: list[StepSummary] = []
-        self.rows: list[Sequence[Row]] = []
-        self.closed = 0
-        self.error: Exception | None = None
-
-    def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
-        if self.error is not None:
-            raise self.error
-        self.summaries.append(summary)
-        self.rows.append(rows)
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def abandon_after_fork(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -54,10 +34,6 @@ def collector(listener: Listener) -> StepCollector:
     live = StepCollector(LiveRank(metadata(), Path("run")), [listener], thread_ns=lambda: 0)
     live.write([group_mark(DP), group_mark(PP)])
     return live
-
-
-def group_mark(one: Group) -> Row:
-    return mark("process_group", {**one._asdict(), "ranks": list(one.ranks)})
 
 
 def step(number: int, start: int, end: int) -> Row:
@@ -356,7 +332,8 @@ def test_a_job_without_steps_does_not_make_memory_grow(
 def test_rows_that_make_no_sense_switch_the_live_view_off_and_nothing_else(
     collector: StepCollector, listener: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    collector.write([step(0, 0, 1), ("nonsense",)])
+    nonsense: Any = ("nonsense",)
+    collector.write([step(0, 0, 1), nonsense])
     collector.write([step(1, 1, 2)])
     collector.close()
 

@@ -34,7 +34,7 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
 
 
-def train(wrapped: nn.Module) -> None:
+def train(wrapped: Any) -> None:  # torch declares what fully_shard returns as no module
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     for _ in range(STEPS):
         wrapped(torch.ones(4, WIDTH)).sum().backward()
@@ -91,7 +91,7 @@ def pipelining() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     module = nn.Linear(WIDTH, WIDTH)
     # Versions before 2.6 ask for an example of the input.
-    example = {} if torch.__version__ >= "2.6" else {"input_args": (torch.ones(1, WIDTH),)}
+    example: dict[str, Any] = {} if torch.__version__ >= "2.6" else {"input_args": (torch.ones(1, WIDTH),)}
     stage = PipelineStage(module, rank, size, torch.device("cpu"), **example)
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from commtrace.capture.hooks import keep_compiler_out
 from commtrace.trace import schema
 from tests.capture.recording import Recording
+from tests.process_groups import world_group
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -32,7 +33,7 @@ def reduces(x: torch.Tensor) -> torch.Tensor:
 def reduces_functionally(x: torch.Tensor) -> torch.Tensor:
     from torch.distributed._functional_collectives import all_reduce
 
-    return all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+    return all_reduce(x * 2, "sum", world_group()) + 1
 
 
 def reduces_and_waits(x: torch.Tensor) -> torch.Tensor:
@@ -45,7 +46,7 @@ def reduces_and_waits(x: torch.Tensor) -> torch.Tensor:
 
 
 def calls_the_group(x: torch.Tensor) -> torch.Tensor:
-    dist.group.WORLD.allreduce([x * 2])  # type: ignore[union-attr]
+    world_group().allreduce([x * 2])
     return x + 1
 
 

@@ -178,7 +178,7 @@ def test_an_operator_looks_like_its_original(operators: Operators) -> None:
     def original(*_arguments: object) -> None:
         """What it does."""
 
-    call = functools.update_wrapper(operators.all_reduce(original), original)
+    call: Any = functools.update_wrapper(operators.all_reduce(original), original)
     assert (hash(call), call.__name__, call.__doc__, call.original) == (
         hash(original),
         "original",
@@ -428,15 +428,22 @@ def test_the_last_bucket_may_be_over_before_the_wait_for_it(hooks: Hooks) -> Non
 
 def test_what_is_no_bucket_is_pythons(hooks: Hooks) -> None:
     core = hooks.core
+
+    def begin_with(owner: object, name: str, value: object) -> None:
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        hooks.begin()
+        setattr(owner, name, before)
+
     uncommon: list[Callable[[], object]] = [
         lambda: hooks.begin(name=5),
         lambda: hooks.begin(tensors=[]),
         lambda: hooks.begin(tensors=[tensor(8, "cpu"), tensor(8, "cpu")]),
         lambda: hooks.begin(tensors=[object()]),
-        lambda: (setattr(hooks, "node", object()), hooks.begin(), setattr(hooks, "node", None)),
-        lambda: (setattr(hooks, "task", -1), hooks.begin(), setattr(hooks, "task", 1)),
+        lambda: begin_with(hooks, "node", object()),
+        lambda: begin_with(hooks, "task", -1),
         lambda: (core.core.set_waits_in_cpp(True), hooks.begin(), core.core.set_waits_in_cpp(False)),
-        lambda: (setattr(core.counters, "is_slow", True), hooks.begin(), setattr(core.counters, "is_slow", False)),
+        lambda: begin_with(core.counters, "is_slow", True),
         lambda: (core.core.watch_reducer(False, False), hooks.begin(), core.core.watch_reducer(True, False)),
     ]
     for number, call in enumerate(uncommon, 1):

@@ -4,6 +4,7 @@ same type, or an exception of the same type with the same text."""
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import re
 import warnings
@@ -20,6 +21,7 @@ from torch.distributed import ProcessGroup, Work
 
 from commtrace.capture.native import METHODS
 from tests.capture.recording import Recording
+from tests.unreadable import unreadable
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("native_engine", "world")]
 
@@ -27,9 +29,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("native_engine",
 class UnreadableTensor(torch.Tensor):
     """A subclass whose attributes raise."""
 
-    @property
-    def nbytes(self) -> int:
-        raise ValueError("nobody may ask")
+    nbytes = unreadable(ValueError("nobody may ask"))
 
 
 class UnreadableOptions:
@@ -93,8 +93,7 @@ OPTIONS: list[Callable[[], object]] = [
 ]  # fmt: skip
 
 NUMBERS: list[Callable[[], object]] = [
-    lambda number=number: number  # type: ignore[misc]
-    for number in (-1, 0, 1, 3, 4, 2**31, 2**40, 2**70, True, 1.5, "1", None)
+    itertools.repeat(number).__next__ for number in (-1, 0, 1, 3, 4, 2**31, 2**40, 2**70, True, 1.5, "1", None)
 ]
 NUMBERS += [lambda: Index(1), lambda: Index(None)]
 

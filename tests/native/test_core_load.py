@@ -23,6 +23,7 @@ from commtrace.capture.collectives.functional import FunctionalCapture, Function
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
 from tests.native.forked import in_child
+from tests.process_groups import world_group
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("native_engine")]
 
@@ -65,7 +66,9 @@ class Launches:
             all_gather(self.large, self.tensor, group=self.group)
             dist.all_reduce(self.tensor, group=self.group, async_op=True).wait()
             dist.send(self.tensor, 1, group=self.group)
-            dist.isend(self.tensor, 2, group=self.group, tag=3).wait()
+            sent = dist.isend(self.tensor, 2, group=self.group, tag=3)
+            assert sent is not None
+            sent.wait()
             FUNCTIONS.wait_tensor(FUNCTIONS.all_reduce(self.tensor, "sum", self.group.group_name))
             self.launched += 7
 
@@ -179,7 +182,7 @@ def test_exceptions_of_signals_within_calls_leave_all_in_order() -> None:
         before = signal.signal(signal.SIGALRM, handle)
         try:
             with capturing(recording):
-                counters: Any = recording.tracer.groups.state(dist.group.WORLD).collective_seq  # type: ignore[arg-type]
+                counters: Any = recording.tracer.groups.state(world_group()).collective_seq
                 end = time.monotonic() + 3
                 while time.monotonic() < end:
                     try:
@@ -258,7 +261,8 @@ def test_profilers_see_the_calls_by_their_names() -> None:
             dist.broadcast(torch.zeros(4), 0)
             dist.all_reduce(torch.zeros(4), async_op=True).wait()
             profiler.disable()
-        functions = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+        statistics: Any = pstats.Stats(profiler)
+        functions = statistics.stats
         return {name for (file, _, name) in functions if file == "~" and ("allreduce" in name or "broadcast" in name)}
 
     def seen_by_profile_function() -> list[str]:

@@ -224,7 +224,7 @@ def test_a_failure_of_the_driver_costs_marks_and_nothing_else(device: Device, fu
         device.driver.kernel(stream, 10 * MICROSECOND)
         device.core.core.span(0, 0, 1, NO_PLACE, number, device.mark())
         time.sleep(0.002)
-    rows = []
+    rows: list[Any] = []
     deadline = time.monotonic() + 10
     while len(rows) + device.core.num_dropped() < 20 and time.monotonic() < deadline:
         rows += device.core.take()

@@ -154,7 +154,8 @@ def test_options_of_zero_3_need_not_begin_with_it() -> None:
     zero = {"stage": 3, "prefetch_bucket_size": 5, "stage3_max_live_parameters": 7}
     options = deepspeed_layout({"zero_optimization": zero}, {})["zero"]
 
-    assert {"stage3_prefetch_bucket_size": 5, "stage3_max_live_parameters": 7}.items() <= options.items()  # type: ignore[attr-defined]
+    assert isinstance(options, dict)
+    assert {"stage3_prefetch_bucket_size": 5, "stage3_max_live_parameters": 7}.items() <= options.items()
 
 
 def test_every_option_of_the_installed_deepspeed_is_known() -> None:

@@ -143,7 +143,7 @@ def test_chunks_of_uneven_stages() -> None:
 
 
 @pytest.mark.parametrize("ends", [{"first_stage_layers": 2}, {"first_stage_layers": 5, "last_stage_layers": 5}])
-def test_uneven_stages_that_do_not_fit_are_refused(ends: dict[str, int]) -> None:
+def test_uneven_stages_that_do_not_fit_are_refused(ends: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="10 layers cannot be divided into 4 stages of 1 chunks with"):
         Layout(pp=4, **ends).check(UNEVEN)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,8 @@ OPTIONS = ZeroOptions(
 NAMES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 
 
-def job(stage: int, **options: object) -> ZeroJob:
-    return ZeroJob(stage, ELEMENTS, ranks=2, microbatches=2, options=replace(OPTIONS, **options))  # type: ignore[arg-type]
+def job(stage: int, **options: Any) -> ZeroJob:
+    return ZeroJob(stage, ELEMENTS, ranks=2, microbatches=2, options=replace(OPTIONS, **options))
 
 
 def calls(of: ZeroJob) -> Counter[tuple[str, int]]:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("matplotlib")
 
 from commtrace.errors import ConfigurationError
 from tests.pipeline_factory import PipelineJob
-from tests.plots.test_timeline import boxes, plots_of
+from tests.plots.drawn import boxes, plots_of
 
 JOB = PipelineJob(stages=2, microbatches=2, data_parallel=2, optimizer_ns=1_000_000, steps=3)
 
@@ -42,6 +44,6 @@ def test_of_many_ranks_stages_are_drawn() -> None:
 
 
 def test_other_groups_are_an_error() -> None:
-    wrong: str = "planet"
+    wrong: Any = "planet"
     with pytest.raises(ConfigurationError, match="by='planet': write one of rank, stage, host, replica"):
-        plots_of(JOB.run()).breakdown(wrong)  # type: ignore[arg-type]
+        plots_of(JOB.run()).breakdown(wrong)

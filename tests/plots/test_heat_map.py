@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 from commtrace.errors import ConfigurationError
 from commtrace.plots.style import Plot
 from tests.pipeline_factory import Clock, PipelineJob
-from tests.plots.test_timeline import plots_of
+from tests.plots.drawn import plots_of
 
 JOB = PipelineJob(
     stages=2, microbatches=4, data_parallel=3, optimizer_ns=1_000_000, steps=4, extra_forward_ns={4: 250_000}
@@ -21,7 +21,9 @@ JOB = PipelineJob(
 def cells(plot: Plot) -> list[list[float]]:
     axes = plot.figure.axes[0]
     shape = len(axes.get_yticklabels()), len(axes.get_xticklabels())
-    values: list[list[float]] = np.ma.filled(axes.collections[0].get_array(), np.nan).reshape(shape).round(6).tolist()
+    drawn = axes.collections[0].get_array()
+    assert drawn is not None
+    values: list[list[float]] = np.ma.filled(drawn, np.nan).reshape(shape).round(6).tolist()
     return values
 
 

@@ -1,38 +1,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from commtrace.analysis.chain import analyse
-from commtrace.analysis.windows.run import WholeRun
 from commtrace.errors import ConfigurationError
-from commtrace.plots.run_plots import RunPlots
 from commtrace.plots.style import COLOURS, Plot
-from commtrace.trace.run import Run
 from tests.factory import make_run, span
 from tests.pipeline_factory import Clock, PipelineJob
+from tests.plots.drawn import boxes, plots_of
 
 JOB = PipelineJob(stages=2, microbatches=2, optimizer_ns=1_000_000, steps=3)
-
-
-def plots_of(run: Run) -> RunPlots:
-    return RunPlots(WholeRun(analyse(run)))
-
-
-def boxes(plot: Plot) -> Mapping[str, list[tuple[float, float, int]]]:
-    """By meaning: begin and end, ms, and the row, of every box."""
-    found: dict[str, list[tuple[float, float, int]]] = {}
-    for collection in plot.figure.axes[0].collections:
-        for path in collection.get_paths():
-            (left, top), (right, bottom) = path.vertices.min(axis=0), path.vertices.max(axis=0)
-            row = round((top + bottom) / 2)
-            found.setdefault(collection.get_label(), []).append((round(left, 6), round(right, 6), row))
-    return found
 
 
 def texts(plot: Plot) -> list[str]:

@@ -52,7 +52,8 @@ class SimulatedGpu:
 
     def _capture_and_replay(self, group: Any) -> None:
         """Graphs with all kinds of communication, one of which becomes a part of another."""
-        torch.cuda.make_graphed_callables(lambda: group.allreduce([tensor(32)], options(False)))
+        make: Any = torch.cuda.make_graphed_callables  # the simulated one
+        make(lambda: group.allreduce([tensor(32)], options(False)))
         inner, outer = self.cuda.CUDAGraph(), self.cuda.CUDAGraph()
         with self.cuda.graph(inner):
             group.allreduce([tensor(32)], options(False))

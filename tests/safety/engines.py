@@ -30,7 +30,7 @@ def megatron() -> str:
     from megatron.core.pipeline_parallel import combined_1f1b, schedules
     from megatron.core.tensor_parallel import random as checkpointing
 
-    from tests.integrations import test_megatron as stubs
+    from tests.integrations import megatron_stubs as stubs
 
     seed()
 
@@ -62,9 +62,9 @@ def megatron() -> str:
 
 def empty_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take out the insides of DeepSpeed's engines."""
-    from tests.integrations import test_deepspeed as stubs
+    from tests.integrations import deepspeed_stubs as stubs
 
-    stubs.originals.__wrapped__(monkeypatch)  # type: ignore[attr-defined]
+    stubs.empty_engines(monkeypatch)
     monkeypatch.setattr(checkpoint_function(), "backward", staticmethod(lambda node: node.run_function()))
 
 
@@ -77,7 +77,9 @@ def checkpoint_function() -> Any:
 
 def deepspeed() -> str:
     """Micro-steps, a pipeline's batch, phases of ZeRO, a checkpoint, a recomputation."""
-    from tests.integrations import test_deepspeed as stubs
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+
+    from tests.integrations import deepspeed_stubs as stubs
 
     engine = stubs.engine_of(global_steps=7)
     losses: list[torch.Tensor] = []
@@ -93,7 +95,7 @@ def deepspeed() -> str:
     engine._backward_epilogue()
     engine.save_checkpoint("folder")
     pipeline = stubs.engine_of(
-        stubs.PipelineEngine, stage_id=1, num_stages=2,
+        PipelineEngine, stage_id=1, num_stages=2,
         instructions=["LoadMicroBatch", "ForwardPass", "BackwardPass", "ReduceTiedGrads", "OptimizerStep"],
     )  # fmt: skip
     pipeline.train_batch()

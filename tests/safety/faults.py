@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import inspect
 import sys
 import threading
 import traceback
@@ -167,7 +168,10 @@ def _tracing(trace: Any) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
-        threading.settrace(before)  # type: ignore[arg-type]
+        threading.settrace(before)
+
+
+_TRACING: Final[CodeType] = inspect.unwrap(_tracing).__code__
 
 
 def _is_ours(code: CodeType) -> bool:
@@ -179,7 +183,7 @@ def _is_ours(code: CodeType) -> bool:
 def _place(frame: FrameType) -> Place:
     path = []
     outer: FrameType | None = frame
-    while outer is not None and outer.f_code is not _tracing.__wrapped__.__code__:  # type: ignore[attr-defined]
+    while outer is not None and outer.f_code is not _TRACING:
         if _is_ours(outer.f_code):
             path.append((outer.f_code, outer.f_lineno))
         outer = outer.f_back
@@ -213,7 +217,7 @@ def _instructions(code: CodeType) -> dict[int, set[str]]:
 
 @functools.cache
 def _lines_that_call(file: str, names: frozenset[str]) -> frozenset[int]:
-    lines = set()
+    lines = set[int]()
     for node in ast.walk(ast.parse(Path(file).read_text())):
         if isinstance(node, ast.Call) and _name(node.func) in names:
             lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))

@@ -53,7 +53,7 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks[1](self.blocks[0](x), scale=x)  # type: ignore[no-any-return]
+        return self.blocks[1](self.blocks[0](x), scale=x)
 
 
 def batch() -> torch.Tensor:
@@ -61,7 +61,7 @@ def batch() -> torch.Tensor:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def found_steps() -> str:
@@ -149,8 +149,8 @@ def pipelined() -> str:
     schedule: Any = Schedule1F1B(alone, n_microbatches=2, loss_fn=nn.functional.mse_loss)
     for run in (schedule.step, getattr(schedule, "eval", schedule.step)):
         run(batch(), target=batch(), losses=losses)
-    chunks = [PipelineStage(nn.Linear(WIDTH, WIDTH), number, 2, device) for number in range(2)]
-    interleaved: Any = ScheduleInterleaved1F1B(chunks, n_microbatches=2, loss_fn=nn.functional.mse_loss)  # type: ignore[arg-type]
+    chunks: list[Any] = [PipelineStage(nn.Linear(WIDTH, WIDTH), number, 2, device) for number in range(2)]
+    interleaved: Any = ScheduleInterleaved1F1B(chunks, n_microbatches=2, loss_fn=nn.functional.mse_loss)
     interleaved.step(batch(), target=batch(), losses=losses)
     return digest(*losses, *(parameter.grad for stage in (alone, *chunks) for parameter in stage.submod.parameters()))
 
@@ -266,7 +266,7 @@ def distributed_checkpoint() -> str:
     return digest(kept["value"])
 
 
-OPTIONS: Final[dict[str, dict[str, str]]] = {
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "module_spans": {"modules": "depth=2"},
     "requested_modules": {"trigger_signal": "SIGUSR2"},
 }

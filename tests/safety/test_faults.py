@@ -8,149 +8,39 @@ told, once; and in the end every replaced function must be back in its place.
 from __future__ import annotations
 
 import ast
-import atexit
-import dataclasses
-import gc
 import importlib.util
-import logging
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-import wrapt.importer
 from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import optimizer
 
-import commtrace
-from commtrace import _native, session
-from commtrace.capture import hooks
-from commtrace.capture.collectives.cpp_communication import torch_has_hooks
-from commtrace.capture.instrumentation import Instrumentation
-from commtrace.capture.model import phases
-from commtrace.capture.model.optimizers import STEP_HOOKS
-from commtrace.capture.native import NativeClock
-from commtrace.capture.triggers import Triggers
-from commtrace.recorder import Recorder
-from commtrace.trace import selection
-from tests.capture.recording import MemorySink
-from tests.safety import devices, engines, faults, jobs, models
+from commtrace import _native
+from tests.safety import devices, engines, faults, jobs
 from tests.safety.faults import Place, Sort
+from tests.safety.recorded import (
+    ALONE,
+    FILTERS,
+    PARTS,
+    earlier_jobs,
+    is_of_a_hook,
+    is_of_part,
+    is_of_start_or_stop,
+    new_ways,
+    put_back,
+    replaced_now,
+)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
-]
+pytestmark = FILTERS
 
 TRIES = 5
 EVERY_INTERRUPTED = 5
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in (1, 2))]
-"""Of the lines, every third; the others take their turn in `make test-thorough`."""
-NO_HOOKS = frozenset(function.__code__ for function in (Triggers.open, selection.make_request, selection.write_request))
-"""What jobs call themselves, in place of the harvester's thread or of a command."""
-ALONE = {**jobs.ALONE, **models.ALONE}
 UNREACHED = "never reached again"
-_OPTIMIZERS = "hooks of optimizers"
-_WAITING = "waits to be imported"
-_WAITING_HOOKS: dict[str, list[Any]] = wrapt.importer._post_import_hooks
 
 
 class InjectedError(Exception):
     """What no code of ours expects."""
-
-
-USUAL = commtrace.Config(dir="/nowhere")
-CONFIGS = {
-    job: commtrace.Config(dir="/nowhere", **options) for job, options in {**jobs.OPTIONS, **models.OPTIONS}.items()
-}
-CONFIGS_OF_ENGINE = {
-    (config, engine): dataclasses.replace(config, engine=engine)
-    for config in (USUAL, *CONFIGS.values())
-    for engine in ("python", "native")
-}
-"""Made before anything is broken: a script that makes a configuration is told at once what is wrong with it."""
-
-
-class Recorded:
-    """The recording of a job: everything but the thread and the files.
-
-    Attributes:
-        messages: what was logged.
-    """
-
-    def __init__(self, engine: str) -> None:
-        self.engine = engine
-        self.messages: list[str] = []
-        self.unraisable: list[BaseException | None] = []
-        self.sink = MemorySink()
-        self.instrumentation: Instrumentation | None = None
-        self.started = 0
-
-    def run(self, job: Callable[[], str]) -> str:
-        """The result of the job, which starts and stops the recording as a script does."""
-        config = CONFIGS.get(getattr(job, "__name__", ""), USUAL)
-        commtrace.start(CONFIGS_OF_ENGINE[config, self.engine])
-        self.instrumentation = session._current
-        try:
-            return job()
-        finally:
-            commtrace.stop()
-
-    def harvest(self) -> None:
-        if self.instrumentation is not None:
-            self.instrumentation.recorder._guarded_pass(last=True)
-
-    def lost(self) -> int:
-        return 0 if self.instrumentation is None else sum(self.instrumentation.recorder.dropped.values())
-
-
-@pytest.fixture
-def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
-    """Makes recordings; no thread of commtrace's runs beside the training."""
-    monkeypatch.setattr(Recorder, "start", lambda recorder: None)
-    monkeypatch.setattr(phases, "SHORTEST_GARBAGE_NS", 0)
-    monkeypatch.setattr(atexit, "register", lambda *_: None)
-    # What takes most of the time of a start: Dynamo's list of what it skips is compiled anew.
-    monkeypatch.setattr(hooks, "_skip_own_files", lambda rules: lambda: None)
-    monkeypatch.setattr(NativeClock, "close", lambda _: True)  # nothing is harvested before a recording has ended
-    models.alive.clear()
-    # Looking for models among all objects takes most of the time.
-    monkeypatch.setattr(gc, "get_objects", lambda: list(models.alive))
-
-    usual_engine = getattr(request, "param", "python")
-
-    @contextmanager
-    def record(engine: str = usual_engine) -> Iterator[Recorded]:
-        recording = Recorded(engine)
-        handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: recording.messages.append(record.getMessage())  # type: ignore[method-assign]
-        logger = logging.getLogger("commtrace")
-        logger.addHandler(handler)
-        monkeypatch.setattr(Instrumentation, "_open_sinks", lambda _: [recording.sink])
-        monkeypatch.setattr(sys, "unraisablehook", lambda told: recording.unraisable.append(told.exc_value))
-        monkeypatch.setattr(threading, "excepthook", lambda told: recording.unraisable.append(told.exc_value))
-        gc.disable()
-        try:
-            yield recording
-        finally:
-            gc.enable()
-            logger.removeHandler(handler)
-            if recording.instrumentation is not None and torch_has_hooks():
-                # They stay where another thread runs, as those of pytest's plugins do, and would be broken, idle, next.
-                recording.instrumentation._cpp._hooks._take_out()  # type: ignore[attr-defined]
-
-    record.engine = usual_engine  # type: ignore[attr-defined]
-    logging.getLogger("commtrace").propagate = False
-    yield record
-    logging.getLogger("commtrace").propagate = True
 
 
 def problems_of(place: Place, job: Callable[[], str], expected: str, record: Callable[[], Any]) -> list[str]:
@@ -202,62 +92,6 @@ def carries(raised: BaseException | None, error: BaseException) -> bool:
     return carries(raised.__cause__, error) or carries(raised.__context__, error)
 
 
-def replaced_now() -> dict[tuple[Any, str], Any]:
-    """What hooks stand in for, and what waits to be imported to be hooked."""
-    owners = [
-        dist.ProcessGroup, dist.Work, dist.distributed_c10d, DeviceMesh, DistributedDataParallel, torch.autograd,
-        torch.nn.Module, torch.optim.Optimizer, torch.nn.Linear, models.Net, models.Block,
-    ]  # fmt: skip
-    attributes = {(owner, name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
-    callbacks: dict[tuple[Any, str], Any] = {(gc, str(index)): value for index, value in enumerate(gc.callbacks)}
-    for table in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
-        callbacks |= {(_OPTIMIZERS, str(key)): hook for key, hook in table.items()}
-    callbacks[_OPTIMIZERS, "listener"] = STEP_HOOKS.listener
-    return attributes | callbacks | {(_WAITING, module): tuple(hooks) for module, hooks in _WAITING_HOOKS.items()}
-
-
-def put_back(before: dict[tuple[Any, str], Any]) -> None:
-    for (owner, name), value in before.items():
-        if owner not in (gc, _OPTIMIZERS, _WAITING) and vars(owner).get(name) is not value:
-            setattr(owner, name, value)
-    STEP_HOOKS.listener = None
-    gc.callbacks[:] = [value for (owner, _), value in before.items() if owner is gc]
-    _WAITING_HOOKS.clear()
-    _WAITING_HOOKS.update({module: list(hooks) for (owner, module), hooks in before.items() if owner is _WAITING})
-
-
-Way = tuple[tuple[CodeType, int], tuple[CodeType, int]]
-"""From a line of a hook to a line beneath it. One stands for all between them: what is there guards nothing."""
-
-
-def ways_through(job: Callable[[], str], record: Callable[[], Any]) -> dict[Way, Place]:
-    """Return the ways that a job goes through commtrace."""
-    expected = job()
-    with record() as recording:
-        assert recording.run(job) == expected  # also imports what is imported late
-    with record() as recording:
-        found = faults.places(lambda: recording.run(job))
-        recording.harvest()
-        assert recording.messages == []
-    return {(place.path[0], place.path[-1]): place for place in reversed(found)}
-
-
-_WAYS: dict[tuple[Callable[[], str], str], dict[Way, Place]] = {}
-"""Of the jobs so far, by engine: every time that a job runs it goes the same ways."""
-
-
-def new_ways(
-    job: Callable[[], str], record: Callable[[], Any], others: Sequence[Callable[[], str]]
-) -> dict[Way, Place]:
-    """Return the ways that a job goes and none of the other jobs does."""
-    engine: str = record.engine  # type: ignore[attr-defined]
-    for each in (*others, job):
-        if (each, engine) not in _WAYS:
-            _WAYS[each, engine] = ways_through(each, record)
-    known = {way for other in others for way in _WAYS[other, engine]}
-    return {way: place for way, place in _WAYS[job, engine].items() if way not in known}
-
-
 def break_every_line(
     job: Callable[[], str],
     record: Callable[[], Any],
@@ -296,19 +130,6 @@ def interrupt_lines(job: Callable[[], str], record: Callable[[], Any]) -> None:
         assert escaped is error or not fault.raised or is_kept, place
         assert replaced_now() == before, place
     assert interrupted > 10
-
-
-def is_of_part(place: Place, part: int) -> bool:
-    """By the number of the line: processes that try other parts may find the lines in another order."""
-    return place.line % len(PARTS) == part
-
-
-def is_of_a_hook(place: Place) -> bool:
-    return not is_of_start_or_stop(place) and place.path[0][0] not in NO_HOOKS
-
-
-def is_of_start_or_stop(place: Place) -> bool:
-    return place.path[0][0] in (commtrace.start.__code__, commtrace.stop.__code__)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -390,12 +211,6 @@ def test_alone_with_what_earlier_jobs_break(
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
         break_every_line(ALONE[name], recorded, is_of_a_hook, part)
-
-
-def earlier_jobs(name: str, all_jobs: Mapping[str, Callable[[], str]]) -> list[Callable[[], str]]:
-    """Return the jobs before one: the ways that they go are broken there, and here only in `make test-long`."""
-    names = list(all_jobs)
-    return [all_jobs[other] for other in names[: names.index(name)]]
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -31,20 +31,19 @@ from tests.safety import faults, jobs
 from tests.safety.faults import Place
 from tests.safety.jobs import digest, seed
 from tests.safety.models import Net, alive, batch, local
-from tests.safety.test_faults import (
+from tests.safety.recorded import (  # fmt: skip
     ALONE,
+    FILTERS,
     PARTS,
     earlier_jobs,
     is_of_a_hook,
     is_of_part,
     new_ways,
     put_back,
-    pytestmark,
-    recorded,
     replaced_now,
-)  # fmt: skip
+)
 
-__all__ = ["pytestmark", "recorded"]  # filters of warnings, and a fixture
+pytestmark = FILTERS
 
 Act = Callable[..., None]
 STEPS: Final = 3
@@ -71,7 +70,7 @@ class Training:
     def __init__(self) -> None:
         seed()
         self.net = Net()
-        self.model = DistributedDataParallel(self.net)
+        self.model: Any = DistributedDataParallel(self.net)
         alive.clear()
         alive.update([self.model, *self.net.modules()])
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
@@ -185,7 +184,7 @@ def while_a_model_is_sharded(training: Training, act: Act) -> Any:
     for block in training.net.blocks:
         fully_shard(block)
     fully_shard(training.net)
-    training.model = training.net  # type: ignore[assignment]
+    training.model = training.net
     training.optimizer = torch.optim.SGD(training.net.parameters(), lr=0.1)
     add = training.net.blocks
     return registered(
@@ -229,11 +228,11 @@ def config(tmp_path: Path) -> commtrace.Config:
 
 
 @pytest.fixture
-def failures() -> Iterator[list[str]]:
+def failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What is logged of parts that fail."""
     found: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(handler, "emit", lambda record: found.append(record.getMessage()))
     logger = logging.getLogger("commtrace")
     logger.addHandler(handler)
     with jobs.alone():

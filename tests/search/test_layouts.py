@@ -16,29 +16,13 @@ from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
 from commtrace.planning.times import measure_communication
 from commtrace.search.candidates import candidates, fitting_model
-from commtrace.search.costs import PartTimes, RunCosts
 from commtrace.search.layouts import search_layouts
 from commtrace.search.links import Bandwidth, Links, Place, given_bandwidths, measured_links
 from commtrace.search.megatron import megatron_arguments
-from commtrace.search.pipeline_time import ChunkTimes
 from commtrace.search.prediction import Predictor
 from tests.factory import collective, group, make_run, span
-
-MODEL = Model(layers=8, hidden=1024, heads=16, sequence=1024, vocabulary=50_304)
-LAYOUT = Layout(tp=2, pp=4, dp=1, microbatch=2, microbatches=4, flash_attention=True)
-WITHIN, BETWEEN = Bandwidth(100.0, 1e8), Bandwidth(20.0, 1e8)
-COSTS = RunCosts(
-    model=MODEL,
-    layout=LAYOUT,
-    gpus_per_node=4,
-    parts=PartTimes(ChunkTimes(1_000_000, 2_000_000), ChunkTimes(50_000, 100_000), ChunkTimes(900_000, 1_500_000)),
-    links=Links({Place("tp", False): WITHIN, Place("pp", True): BETWEEN}, {}),
-    optimizer_ns=500_000,
-    step_ns=60_000_000,
-    step_scatter=0.01,
-    notes=(),
-)
-GIB = 1 << 30
+from tests.json_reading import read_back
+from tests.search.exact_costs import BETWEEN, COSTS, GIB, LAYOUT, MODEL, WITHIN, exact
 
 
 @pytest.mark.parametrize(("memory_gib", "top"), [(80, 5), (3, 3), (1.5, 8)])
@@ -97,13 +81,6 @@ def test_without_the_recorded_one_the_tie_with_the_fewest_assumptions_and_chunks
     assert found.assuming.layout.chunks == 1
 
 
-def exact(scatter: float) -> Predictor:
-    """Return a predictor of steps that scatter. The run has the bandwidth of all roles that it needs."""
-    links = Links({**COSTS.links.bandwidths, Place("embedding", True): BETWEEN}, {})
-    costs = replace(COSTS, links=links, step_scatter=scatter)
-    return Predictor.like(replace(costs, step_ns=Predictor.like(costs).reproduced._replace(rest_ns=0).step_ns))
-
-
 def test_all_sizes_divide_what_they_must() -> None:
     for layout in candidates(MODEL, LAYOUT, 16, 24):
         layout.check(fitting_model(MODEL, layout.tp))
@@ -133,7 +110,7 @@ def test_a_reach_without_a_measured_bandwidth_is_not_predicted() -> None:
 def test_that_bandwidths_are_lower_bounds_is_said_with_the_layouts(is_bound: bool) -> None:
     links = Links({Place("tp", False): Bandwidth(100.0, 1e8, is_bound), Place("pp", True): BETWEEN}, {})
     predictor = Predictor(replace(COSTS, links=links), 4, links)
-    notes = search_json(predictor, search_layouts(predictor, 8, 80 * GIB, 8, 5), 8, 80, ())["notes"]
+    notes = read_back(search_json(predictor, search_layouts(predictor, 8, 80 * GIB, 8, 5), 8, 80, ()))["notes"]
     told = [note for note in notes if note.startswith("Bandwidths that are lower bounds: tp. ")]
 
     assert len(told) == is_bound

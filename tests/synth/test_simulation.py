@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from commtrace.schedule import WRITTEN
@@ -7,9 +9,16 @@ from commtrace.synth import FREE, Job, synthesize
 from commtrace.synth.simulation import stage_orders
 
 
-def _exact(**settings: object) -> Job:
-    exact = {"optimizer_ns": 0, "data_ns": 0, "jitter": 0.0, "end_scatter_ns": 0, "network": FREE, "steps": 1}
-    return Job(**{**exact, "forward_ns": 1, "backward_ns": 2, "layers": 16, **settings})  # type: ignore[arg-type]
+def _exact(**settings: Any) -> Job:
+    exact: dict[str, Any] = {
+        "optimizer_ns": 0,
+        "data_ns": 0,
+        "jitter": 0.0,
+        "end_scatter_ns": 0,
+        "network": FREE,
+        "steps": 1,
+    }
+    return Job(**{**exact, "forward_ns": 1, "backward_ns": 2, "layers": 16, **settings})
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "expected"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])

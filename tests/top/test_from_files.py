@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,35 +16,11 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import Newest
 from commtrace.trace.hang_report import Activity
-from commtrace.trace.run import Run
 from commtrace.trace.spans import Spans
-from tests.cli.commands.test_summary import write_run
-from tests.factory import EPOCH_NS, collective, group, make_run, span, stall
+from tests.factory import EPOCH_NS, make_run, span
 from tests.pipeline_factory import PipelineJob
-
-MS = 1_000_000
-DP = group("dp", 0, 1)
-
-
-def newest(run: Run, first: int, end: int) -> Newest:
-    return Newest(run, first, end, dict.fromkeys(run.ranks, end - 1))
-
-
-def two_ranks(steps: int = 3, *, sampled: bool = False) -> Run:
-    """In every step of 10 ms, rank 1 computes 6 ms and rank 0 computes 2 ms, waits 4 ms, and both reduce for 3 ms."""
-    rows: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
-    for step in range(steps):
-        begin = step * 10 * MS
-        for rank, compute in ((0, 2 * MS), (1, 6 * MS)):
-            reduced = collective("all_reduce", DP, step, begin + compute, begin + 9 * MS, step=step, id=step)
-            rows[rank] += [
-                span("step", begin, begin + 10 * MS, step=step),
-                span("forward", begin, begin + compute, step=step),
-                reduced,
-                stall(reduced, begin + compute, begin + 9 * MS),
-            ]
-    aggregates = {"aggregates": dict.fromkeys(range(steps), ("[]",))} if sampled else {}
-    return make_run(rows, [DP], last_written_ns=steps * 10 * MS, closed=False, **aggregates)
+from tests.top.made_frames import MS, newest, two_ranks
+from tests.trace.rows import write_run
 
 
 def test_every_rank_has_its_parts_and_they_add_up() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
-from commtrace.trace.schema import Row
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schema import Row as Row  # what these functions make
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(schema.SCHEMA.names, schema.NOT_APPLICABLE),
@@ -72,3 +73,21 @@ def write_rank(directory: Path, rows: Iterable[Row], *, steps_per_segment: int =
         writer.write([one])
     writer.close()
     return writer.directory
+
+
+def row_at(run: Run, trace: RankTrace, position: int) -> Row:
+    """Return a row of a run that is in memory, as a recorder writes it."""
+    columns = [name for name in schema.SCHEMA.names if name != "detail"]
+    values: dict[str, Any] = {name: getattr(trace.spans, name)[position].item() for name in columns}
+    for name in ("name", "dtype"):
+        values[name] = run.names[values[name]] if values[name] >= 0 else None
+    return Row(**values, detail=trace.details.get(values["id"]))
+
+
+def write_run(directory: Path, run: Run) -> Path:
+    """Write the spans of a made run, without its groups and topology, and close cleanly; returns the directory."""
+    for trace in run.ranks.values():
+        writer = SegmentWriter(directory, trace.metadata)
+        writer.write([row_at(run, trace, position) for position in range(len(trace.spans))])
+        writer.close()
+    return directory

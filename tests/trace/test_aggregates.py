@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,7 +24,7 @@ class Disk:
         self.rows: list[Row] = []
         self.full = False
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         if self.full:
             raise OSError("No space left on device")
         self.rows += rows
@@ -33,10 +33,12 @@ class Disk:
         self.rows.append(mark("closed", {}))
 
     def written(self) -> list[tuple[str, int]]:
-        return [(row[1], row[5]) for row in self.rows]
+        return [(row.name, row.step) for row in self.rows]
 
     def sums(self, step: int) -> list[Aggregate]:
-        return read_aggregates([row[-1] for row in self.rows if row[1] == "aggregate" and row[5] == step])
+        return read_aggregates(
+            [row.detail for row in self.rows if row.name == "aggregate" and row.step == step and row.detail]
+        )
 
 
 def all_reduce(step: int, start: int, end: int, num_bytes: int = 64, group: int = 7) -> Row:
@@ -88,7 +90,7 @@ class RowByRow:
     kept: list[Row] = field(default_factory=list)
     first_end: float = float("inf")
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         self.first_end = min([self.first_end, *(span.end for span in rows if span.kind == schema.STEP)])
         for span in rows:
             is_in_detail = span.step >= 0 and self.in_detail(span.step)

@@ -8,7 +8,7 @@ import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -130,7 +130,9 @@ def test_threads_decode_the_first_of_a_type_at_once() -> None:
     inner = msgspec.defstruct("Inner", [("number", "slow_type()")], module=__name__)
     outer = msgspec.defstruct("Outer", [("inner", inner), ("word", str)], module=__name__)
     with ThreadPoolExecutor(4) as pool:
-        decoded = list(pool.map(lambda _: decode_json('{"inner": {"number": 3}, "word": "a"}', outer), range(4)))
+        decoded: list[Any] = list(
+            pool.map(lambda _: decode_json('{"inner": {"number": 3}, "word": "a"}', outer), range(4))
+        )
     assert decoded == [outer(inner(3), "a")] * 4
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -109,11 +108,9 @@ def _recorded_topology() -> set[str]:
     found: set[str] = set()
     for path in [*package.rglob("*.py"), *(package / "integrations").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
-            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            if is_call and node.func.attr == "set_topology":  # type: ignore[attr-defined]
-                argument: Any = node.args[0]  # type: ignore[attr-defined]
-                if isinstance(argument, ast.Dict):
-                    found |= {key.value for key in argument.keys if isinstance(key, ast.Constant)}
+            match node:
+                case ast.Call(func=ast.Attribute(attr="set_topology"), args=[ast.Dict(keys=keys), *_]):
+                    found |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
     return found
 
 

@@ -16,7 +16,7 @@ from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
 from commtrace.viewer.expected import count_planned, expected_resources
 from commtrace.viewer.whole_run import summarise_with_views
-from tests.cli.commands.test_plan import LAYOUT, MODEL, recorded
+from tests.cli.planned_runs import LAYOUT, MODEL, recorded
 from tests.pipeline_factory import PipelineJob
 
 

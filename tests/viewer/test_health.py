@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commtrace.trace.hang_report import Activity, HangReport, InFlight, ThreadStack
 from commtrace.trace.run import Run
 from commtrace.viewer.health import health_resources
-from tests.factory import group, make_run, metadata
-
-EVERYONE = group("dp", 0, 1, 2)
+from tests.factory import make_run, metadata
+from tests.viewer.hang_reports import EVERYONE, hang
 
 
 def job(**changes: dict[int, Any]) -> Run:
@@ -25,21 +23,6 @@ def job(**changes: dict[int, Any]) -> Run:
 
 def health(run: Run) -> Any:
     return json.loads(health_resources(run)["health.json"])
-
-
-def hang(rank: int, *frames: str, session: int = 1) -> HangReport:
-    return HangReport(
-        time=1_700_000_000.0 + rank,
-        monotonic_ns=1,
-        no_progress_ns=60_000_000_000 + rank,
-        metadata=replace(metadata(rank, world_size=3), session=session),
-        groups=(EVERYONE,),
-        coordinates={},
-        parallel={},
-        activity=Activity((3, -1, -1, -1), (), {}, (), ()),
-        in_flight=(InFlight("all_reduce", EVERYONE.id, 7),),
-        threads=(ThreadStack("MainThread", frames),),
-    )
 
 
 def test_a_sound_run_has_nothing_to_say() -> None:

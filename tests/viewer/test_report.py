@@ -18,8 +18,7 @@ from commtrace.trace.run import Run
 from commtrace.viewer.report import Page, render
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
-
-HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \u2028 {{script}}"
+from tests.viewer.hostile import HOSTILE
 
 
 def rendered(run: Run, steps: str | None = None, **options: Any) -> Page:

@@ -29,8 +29,8 @@ from commtrace.viewer import server as server_module
 from commtrace.viewer.data import step_resources
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
-from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 
 TOKEN = "a-token"
 LIMIT_S = 60.0
@@ -88,7 +88,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Path], Client]]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = PipelineJob(stages=2, microbatches=4, data_parallel=2, transfer_ns=1_000, steps=14)
-    return record(job.run(), tmp_path_factory.mktemp("runs") / "run")
+    return write_run(tmp_path_factory.mktemp("runs") / "run", job.run())
 
 
 def test_nothing_is_answered_without_the_token(serve: Callable[[Path], Client], recorded: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_run_that_has_grown_is_read_again(serve: Callable[[Path], Client], rec
     assert client.json("run/growing/state") == {"has_grown": False}
 
     shutil.rmtree(growing)
-    record(PipelineJob(stages=2, microbatches=4, data_parallel=2, transfer_ns=1_000, steps=20).run(), growing)
+    write_run(growing, PipelineJob(stages=2, microbatches=4, data_parallel=2, transfer_ns=1_000, steps=20).run())
 
     assert client.json("run/growing/state") == {"has_grown": True}
     assert client.ask("run/growing/read", method="POST")[0] == 200
@@ -274,7 +274,7 @@ def test_any_request_has_an_answer_and_none_a_traceback(
 def test_ranks_of_an_address_are_checked(
     serve: Callable[..., Client], capfd: pytest.CaptureFixture[str], tmp_path: Path, ranks: str, are_read: bool
 ) -> None:
-    client = serve(record(PipelineJob(stages=1, microbatches=1).run(), tmp_path / "run"))
+    client = serve(write_run(tmp_path / "run", PipelineJob(stages=1, microbatches=1).run()))
 
     status, _ = client.ask(f"run/run/data/overview.json?ranks={quote(ranks)}")
 

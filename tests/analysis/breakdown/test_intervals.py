@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,9 +35,9 @@ def test_what_lies_before_an_instant_is_counted(pairs: list[tuple[int, int]], in
 
 
 @given(intervals, st.randoms(use_true_random=False))
-def test_every_instant_goes_to_the_highest_interval_that_holds_it(pairs: list[tuple[int, int]], random: object) -> None:
+def test_every_instant_goes_to_the_highest_interval_that_holds_it(pairs: list[tuple[int, int]], random: Random) -> None:
     ranks = list(range(len(pairs)))
-    random.shuffle(ranks)  # type: ignore[attr-defined]
+    random.shuffle(ranks)
     segments = paint(*columns(pairs), np.array(ranks, np.int64), np.array([-30, 30]))
     for point in range(-30, 30):
         holders = [position for position, (start, end) in enumerate(pairs) if start <= point < end]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,11 +13,9 @@ from hypothesis import strategies as st
 from commtrace.analysis.breakdown.partition import Partition, partition
 from commtrace.analysis.matching.match import match
 from commtrace.trace.run import Run
-from tests.factory import Row, collective, group, make_run, p2p, span, stall
+from tests.analysis.breakdown.drawn_rows import DATA_PARALLEL, PIPELINE, any_rows
+from tests.factory import Row, collective, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
-
-DATA_PARALLEL = group("dp", 0, 1)
-PIPELINE = group("pp", 0, 1, ordinal=1)
 
 
 def divide(run: Run) -> Partition:
@@ -155,30 +154,10 @@ def test_each_stall_knows_how_much_of_the_steps_it_stands_for() -> None:
         assert stalled.sum(axis=0).tolist() == [waits, table.total("exposed transfer")[own].sum()]
 
 
-KINDS = ("forward", "backward", "recompute", "optimizer", "module", "user", "data", "checkpoint", "gc", "evaluation")
-instants = st.integers(-10, 110)
-
-
-@st.composite
-def any_rows(draw: st.DrawFn) -> list[Row]:
-    """Spans of all kinds that overlap as they like, and two steps that may have a gap between them."""
-    rows = [
-        span(kind, start, end)
-        for kind, start, end in draw(st.lists(st.tuples(st.sampled_from(KINDS), instants, instants), max_size=8))
-    ]
-    places = st.sampled_from([DATA_PARALLEL, PIPELINE])
-    for number, (where, start, end, stalled, until) in enumerate(
-        draw(st.lists(st.tuples(places, instants, instants, instants, instants), max_size=5))
-    ):
-        message = p2p("recv", where, 1, number, start, max(start, end), id=number)
-        rows += [message, stall(message, stalled, until)]
-    return [*rows, span("step", 0, 50, step=0), span("step", draw(st.integers(50, 60)), 100, step=1)]
-
-
 @settings(max_examples=200)
 @given(any_rows(), any_rows(), st.randoms(use_true_random=False), st.integers(-(10**17), 10**17))
 def test_the_parts_always_add_up_whatever_the_order_and_the_clock(
-    rows: list[Row], other: list[Row], random: object, constant: int
+    rows: list[Row], other: list[Row], random: Random, constant: int
 ) -> None:
     run = make_run({0: rows, 1: other}, [DATA_PARALLEL, PIPELINE])
     table = divide(run)
@@ -189,9 +168,9 @@ def test_the_parts_always_add_up_whatever_the_order_and_the_clock(
 
     ranks = {}
     for rank, trace in run.ranks.items():
-        order = np.arange(len(trace.spans))
-        random.shuffle(order)  # type: ignore[attr-defined]
-        spans = trace.spans.take(order)
+        order = list(range(len(trace.spans)))
+        random.shuffle(order)
+        spans = trace.spans.take(np.array(order))
         ranks[rank] = replace(trace, spans=spans.replace(start=spans.start + constant, end=spans.end + constant))
     moved = divide(replace(run, ranks=ranks))
     assert (moved.ns == table.ns).all()

@@ -16,7 +16,7 @@ from commtrace.analysis.matching.roles import Roles, find_roles
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace
 from commtrace.trace.spans import Int64
-from tests.analysis.breakdown.test_partition import DATA_PARALLEL, PIPELINE, any_rows
+from tests.analysis.breakdown.drawn_rows import DATA_PARALLEL, PIPELINE, any_rows
 from tests.factory import Row, make_run
 
 

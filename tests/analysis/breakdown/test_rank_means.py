@@ -8,6 +8,7 @@ from commtrace.analysis.breakdown.partition import partition
 from commtrace.analysis.breakdown.rank_means import apportion, rank_means
 from commtrace.analysis.matching.match import match
 from tests.factory import make_run, span
+from tests.json_reading import read_back
 
 PARTS = ("compute", "exposed_total", "exposed_memory", "bubble", "idle", "data", "checkpoint", "gc", "other")
 
@@ -34,7 +35,7 @@ def test_a_mean_step_adds_up() -> None:
     run = make_run({0: rows}, coordinates={"dp": 0})
     matches = match(run)
     (mean,) = rank_means(run, partition(run, matches), matches)
-    written = mean.to_json()
+    written = read_back(mean.to_json())
     assert written["wall_ns"] == 100
     assert sum(written[f"{part}_ns"] for part in PARTS) == 100
     assert (written["rank"], written["host"], written["coordinates"]) == (0, "node0", {"dp": 0})

@@ -21,14 +21,15 @@ from commtrace.analysis.breakdown.run_budget import (
     run_budget,
 )
 from commtrace.trace.run import Run
+from commtrace.trace.topology import Topology
 from tests.factory import Row, make_run, span
 
-NUMBERED = {"step_numbers": "Megatron's iterations"}
+NUMBERED: Topology = {"step_numbers": "Megatron's iterations"}
 
 
 def attempt(rows: dict[int, list[Row]], number: int, last_ns: int, began_ns: int | None = None) -> Run:
     run = make_run(rows)
-    topology = {**NUMBERED, **({} if began_ns is None else {"process_start_ns": began_ns})}
+    topology = NUMBERED if began_ns is None else Topology(**NUMBERED, process_start_ns=began_ns)
     ranks = {
         rank: replace(
             trace, topology=topology, last_written_ns=last_ns, metadata=replace(trace.metadata, attempt=number)
@@ -93,7 +94,7 @@ def test_the_job_is_the_mean_of_ranks_that_all_have_the_same_wall_time() -> None
 
 def test_what_was_not_recorded_is_not_called_a_start() -> None:
     run = attempt({0: steps(10, start=50, length=10)}, 0, last_ns=60, began_ns=0)
-    recording = {"recording": {"steps": "10:11"}, "process_start_ns": 0}
+    recording = Topology(recording={"steps": "10:11"}, process_start_ns=0)
     run = replace(run, ranks={0: replace(run.ranks[0], topology=recording)})
 
     assert run_budget(run).job == Parts(training_ns=10, unknown_ns=50)

@@ -48,7 +48,8 @@ def errors_ns(run: Run, clocks: list[Clock], seconds: int) -> np.ndarray:
         by_host[f"node{rank}"].to_reference(np.array([clock.read(int(time)) for time in true_times]))
         for rank, clock in enumerate(clocks)
     ]
-    return np.abs(np.stack(aligned) - expected)
+    errors: np.ndarray = np.abs(np.stack(aligned) - expected)
+    return errors
 
 
 def test_ranks_of_one_host_share_a_clock() -> None:

@@ -47,9 +47,9 @@ def test_equations_of_a_chain_of_clocks_are_solved_whatever_the_weights(weights:
     matrix = np.zeros((size, size))
     for clock, weight in enumerate(weights):
         for at in (0.1, 0.9):
-            row = np.zeros(size)
-            row[2 * clock : 2 * clock + 4] = 1, at, -1, -at
-            matrix += weight * np.outer(row, row)
+            difference = np.zeros(size)
+            difference[2 * clock : 2 * clock + 4] = 1, at, -1, -at
+            matrix += weight * np.outer(difference, difference)
     matrix[np.arange(1, size, 2), np.arange(1, size, 2)] += 0.01
     matrix[:2], matrix[:, :2], matrix[[0, 1], [0, 1]] = 0, 0, 1
     expected = np.append([0, 0], random.normal(scale=1e6, size=size - 2))

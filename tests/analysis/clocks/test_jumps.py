@@ -107,12 +107,13 @@ def share_off(steps: int, jumps: dict[int, tuple[float, float]]) -> float:
 
     assert all((np.diff(trace.spans.start) >= 0).all() for trace in aligned.ranks.values())
     unmoved = next(host for host in range(job.hosts) if host not in jumps) * job.gpus_per_host
-    at, ahead = _ahead(aligned, perfect, unmoved)
-    line = np.polyfit(at - at.mean(), ahead - ahead[0], 1)  # the reference clock has a drift of its own
+    seconds_of, ahead = _ahead(aligned, perfect, unmoved)
+    middle = seconds_of.mean()
+    line = np.polyfit(seconds_of - middle, ahead - ahead[0], 1)  # the reference clock has a drift of its own
     errors = []
     for rank in run.ranks:
         own_at, own_ahead = _ahead(aligned, perfect, rank)
-        errors.append(np.abs(own_ahead - ahead[0] - np.polyval(line, own_at - at.mean())))
+        errors.append(np.abs(own_ahead - ahead[0] - np.polyval(line, own_at - middle)))
     return float(np.mean(np.concatenate(errors) > CLOSE_NS))
 
 

@@ -9,6 +9,7 @@ import pytest
 from commtrace.analysis.communication.baseline import Baseline, Kind, Measurement, Spread, read_baseline
 from commtrace.analysis.communication.links import find_slow_links
 from commtrace.errors import ConfigurationError
+from tests.json_reading import read_back
 
 MIB = 1 << 20
 WITHIN = Kind("all_reduce", 4, False)
@@ -108,7 +109,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_file_of_before_groups_had_names_is_read(tmp_path: Path) -> None:
-    stored = baseline(measured(MIB, 1_000)).to_json()
+    stored = read_back(baseline(measured(MIB, 1_000)).to_json())
     del stored["measurements"][0]["group"]
     (tmp_path / "baseline.json").write_text(json.dumps(stored))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from random import Random
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -19,7 +21,7 @@ EXACT = {name: np.ones(3, np.bool_) for name in ("duration_exact", "transfer_exa
 
 def made(count: int, seed: int) -> Calls:
     random = np.random.default_rng(seed)
-    columns = {column.name: random.integers(0, 1_000, count) for column in fields(Calls)}
+    columns: dict[str, Any] = {column.name: random.integers(0, 1_000, count) for column in fields(Calls)}
     columns["calls"] = np.ones(count, np.int64)
     columns["name"] = random.integers(0, 4, count)
     columns["self_bytes"] = random.integers(-1, 3, count)
@@ -42,9 +44,9 @@ def found(sums: CallSums) -> list[object]:
 
 
 @given(st.integers(2, 40), st.integers(0, 2**20), st.randoms(use_true_random=False))
-def test_sums_of_two_parts_are_those_of_the_whole(count: int, seed: int, random: object) -> None:
+def test_sums_of_two_parts_are_those_of_the_whole(count: int, seed: int, random: Random) -> None:
     calls = made(count, seed)
-    cut = random.randint(1, count - 1)  # type: ignore[attr-defined]
+    cut = random.randint(1, count - 1)
 
     parts = [summed(calls.take(rows)) for rows in (np.arange(cut), np.arange(cut, count))]
 

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
+from typing import Any
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.communication.groups import Arrivals, GroupOperation, Messages, Pair, measure_groups
 from commtrace.analysis.communication.table import Detail, communication_table
+from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p, span
 from tests.pipeline_factory import PipelineJob
 
@@ -14,7 +16,7 @@ MS = 1_000_000
 EVERYONE = group("dp", 0, 1, 2)
 
 
-def three_ranks(arrivals: list[tuple[int, int, int]], nodes: dict[int, str] | None = None, **columns: object):  # type: ignore[no-untyped-def]
+def three_ranks(arrivals: list[tuple[int, int, int]], nodes: dict[int, str] | None = None, **columns: Any) -> Run:
     """A step of three ranks with an all_reduce per row of arrivals; each ends 10 ms after it can first begin."""
     rows: dict[int, list[Row]] = {rank: [span("step", 0, 1000 * MS, step=0)] for rank in range(3)}
     for seq, starts in enumerate(arrivals):

@@ -14,8 +14,10 @@ from commtrace.analysis.communication.table import (
 )
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.matching.roles import find_roles
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
+from tests.json_reading import read_back
 from tests.pipeline_factory import PipelineJob
 
 PAIR = group("dp", 0, 1)
@@ -83,9 +85,11 @@ def test_a_network_is_fast_enough_where_it_carries_what_is_needed(gbps: float, s
     rows = [span("step", 0, end, step=0), span("forward", 0, compute, step=0), reduce, stall(reduce, compute, end)]
     row = table(make_run({0: rows, 1: rows}, [PAIR]))["dp", "all_reduce"]
 
-    assert row.to_json()["duration_ns"]["max"] == transfer == pytest.approx(seconds * 1e9, rel=0.01)
+    assert read_back(row.to_json())["duration_ns"]["max"] == transfer == pytest.approx(seconds * 1e9, rel=0.01)
     assert row.busbw_gbps == pytest.approx(gbps)
     assert row.needed_busbw_gbps == pytest.approx(16 / 0.42)
+    assert row.busbw_gbps is not None
+    assert row.needed_busbw_gbps is not None
     assert (row.busbw_gbps > row.needed_busbw_gbps) == hides == (transfer < compute)
 
 
@@ -216,8 +220,8 @@ def test_unmatched_calls_divide_by_their_duration_and_say_so() -> None:
     ],
     ids=["barrier", "group of one", "no time"],
 )
-def test_where_there_is_no_bandwidth_none_is_told(row: Row, where: object) -> None:
-    run = make_run({0: step(row)}, [where], world_size=2)  # type: ignore[list-item]
+def test_where_there_is_no_bandwidth_none_is_told(row: Row, where: Group) -> None:
+    run = make_run({0: step(row)}, [where], world_size=2)
     (found,) = table(run).values()
     assert (found.algbw_gbps, found.busbw_gbps, found.bandwidth_time) == (None, None, None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,7 @@ def seen_by(run: Run, looks: Mapping[int, tuple[tuple[int, ...], ...]]) -> Run:
 )
 def test_whom_the_others_saw_end_first(looks: Mapping[int, tuple[tuple[int, ...], ...]], first: list[int]) -> None:
     diagnosis = examine(seen_by(job_of_three({1: "RuntimeError"}, cut_off=[1]), looks), now_ns=NOW_NS)
+    assert diagnosis.first_failure is not None
     assert (diagnosis.first_failure.ranks, diagnosis.first_failure.together) == (tuple(first), False)
 
 
@@ -146,9 +148,9 @@ Looks = Mapping[int, tuple[PeerLook, ...]]
 """By rank, as it wrote them down."""
 
 
-def broken_off(looks: Looks, **changes: object) -> Run:
+def broken_off(looks: Looks, **changes: Any) -> Run:
     """Ranks of a host that break off at the same time, none of which had noticed anything but what they saw end."""
-    run = stopped_run({rank: done({WORLD: 5}) for rank in range(3)}, [WORLD], **changes)  # type: ignore[arg-type]
+    run = stopped_run({rank: done({WORLD: 5}) for rank in range(3)}, [WORLD], **changes)
     return replace(run, ranks={rank: replace(own, gone_peers=looks.get(rank, ())) for rank, own in run.ranks.items()})
 
 

@@ -7,31 +7,15 @@ import pytest
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.flight_recorder import FlightCall, FlightState, fit_flight_calls
 from commtrace.analysis.matching.arrivals import find_arrivals
-from commtrace.trace.run import Run
+from tests.analysis.hangs.flight_calls import TP, calls, hung
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.factory import collective, group
-
-TP = group("tp", 0, 1)
-
-
-def calls(rank: int, last: int, *, first: int = 1, state: str = "completed", order: int = 1) -> list[FlightCall]:
-    """all_reduces of one rank, the last one in this state."""
-    numbers = range(first, last + 1)
-    return [
-        FlightCall(
-            rank, (0, 1), order, "all_reduce", seq, state if seq == last else "completed", (f"train.py:{seq} step",)
-        )
-        for seq in numbers
-    ]
-
-
-def hung() -> Run:
-    return stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]})
 
 
 def test_what_each_rank_had_enqueued_and_from_where() -> None:
     diagnosis = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 5)])
 
+    assert diagnosis.flight_recorder is not None
     assert diagnosis.flight_recorder.groups[0].offset == 1
     assert diagnosis.flight_recorder.stops[0] == (
         FlightState(0, True, 5, 6, "all_reduce", "started", ("train.py:6 step",)),
@@ -56,6 +40,7 @@ def test_a_dump_knows_of_an_arrival_of_which_the_files_do_not() -> None:
 def test_a_rank_without_files_is_known_by_its_dump() -> None:
     run = stopped_run({0: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, world_size=2)
     diagnosis = examine(run, now_ns=NOW_NS, flight_calls=calls(1, 5))
+    assert diagnosis.flight_recorder is not None
     assert [one.rank for one in diagnosis.flight_recorder.stops[0]] == [1]
 
 

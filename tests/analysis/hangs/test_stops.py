@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -57,8 +58,11 @@ def test_a_wait_that_the_group_has_had_before_is_no_hang() -> None:
 
 def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_with_it() -> None:
     """Its last rows were never written; but without it rank 0 would not have come out of number 49."""
-    frozen = {"last": {1: 96}, "in_flight": {0: [flight(TP, 50, since=96)], 1: [flight(TP, 41, since=95)]}}
-    run = stopped_run({0: done({TP: 50}), 1: done({TP: 41})}, [TP], **frozen)  # type: ignore[arg-type]
+    frozen: dict[str, Any] = {
+        "last": {1: 96},
+        "in_flight": {0: [flight(TP, 50, since=96)], 1: [flight(TP, 41, since=95)]},
+    }
+    run = stopped_run({0: done({TP: 50}), 1: done({TP: 41})}, [TP], **frozen)
     (stop,) = stops_of(run)
     assert (stop.kind, stop.seq, stop.arrived, dict(stop.missing)) == ("hung", 50, (0,), {1: 49})
     assert stop.waited_ns == 4 * SECOND

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,19 +53,18 @@ def findings_of(run: Run) -> Findings:
         ({"tp": 2, "dp": 2}, [None] * 4),
     ],
 )
-def test_stages_are_found_from_messages(sizes: dict[str, int], expected: list[int | None]) -> None:
-    made = synthesize(Job(**{"microbatches": 4, "steps": 4, "jitter": 0.02, **sizes}))  # type: ignore[arg-type]
+def test_stages_are_found_from_messages(sizes: dict[str, Any], expected: list[int | None]) -> None:
+    made = synthesize(Job(**{"microbatches": 4, "steps": 4, "jitter": 0.02, **sizes}))
 
     assert [*classes(untold(made.run)).values()] == expected
     assert set(classes(made.run).values()) == {None}, "a framework has told them"
 
 
 @pytest.mark.parametrize("sizes", [{"pp": 2, "dp": 2}, {"pp": 4, "dp": 2}, {"pp": 4}, {"pp": 2, "dp": 4, "chunks": 2}])
-def test_a_last_stage_with_twice_the_work_is_no_straggler(sizes: dict[str, int]) -> None:
+def test_a_last_stage_with_twice_the_work_is_no_straggler(sizes: dict[str, Any]) -> None:
     last = sizes["pp"] - 1
-    job = Job(
-        **{"microbatches": 4, "steps": 12, "jitter": 0.01, **sizes}, faults=(Fault.parse(f"uneven-stage={last}:2"),)
-    )  # type: ignore[arg-type]
+    faults = (Fault.parse(f"uneven-stage={last}:2"),)
+    job = Job(**{"microbatches": 4, "steps": 12, "jitter": 0.01, **sizes}, faults=faults)
 
     findings = findings_of(untold(synthesize(job).run))
 
@@ -79,9 +79,9 @@ def test_a_last_stage_with_twice_the_work_is_no_straggler(sizes: dict[str, int])
 
 @pytest.mark.parametrize("sizes", [{"pp": 2, "dp": 2}, {"pp": 4, "dp": 2}, {"pp": 2, "tp": 2}])
 @pytest.mark.parametrize("slow", [0, 3])
-def test_a_slow_rank_is_named_among_those_of_its_stage(sizes: dict[str, int], slow: int) -> None:
+def test_a_slow_rank_is_named_among_those_of_its_stage(sizes: dict[str, Any], slow: int) -> None:
     faults = (Fault.parse(f"uneven-stage={sizes['pp'] - 1}:2"), Fault.parse(f"slow-rank={slow}:2.5"))
-    job = Job(**{"microbatches": 4, "steps": 12, "jitter": 0.01, **sizes}, faults=faults)  # type: ignore[arg-type]
+    job = Job(**{"microbatches": 4, "steps": 12, "jitter": 0.01, **sizes}, faults=faults)
 
     (verdict,) = findings_of(untold(synthesize(job).run)).verdicts
 

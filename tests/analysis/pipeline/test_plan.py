@@ -11,7 +11,7 @@ from commtrace.analysis.pipeline.plan import Plan, plan_of, plan_timeline
 from commtrace.analysis.replay.program import build_program
 from commtrace.trace import schema
 from commtrace.trace.run import Run
-from tests.analysis.simulated_schedules import gpipe, interleaved, simulate
+from tests.analysis.simulated_schedules import Orders, gpipe, interleaved, simulate
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 
@@ -45,8 +45,8 @@ def test_transfers_and_a_slow_rank_are_not_in_the_plan() -> None:
 
 
 @pytest.mark.parametrize("schedule", [gpipe(4, 8), interleaved(4, 8, 2)])
-def test_any_schedule_without_faults_is_its_own_plan(schedule: object) -> None:
-    run = simulate(schedule, steps=2)  # type: ignore[arg-type]
+def test_any_schedule_without_faults_is_its_own_plan(schedule: Orders) -> None:
+    run = simulate(schedule, steps=2)
     found = plan(run)
     for rank in found.ranks:
         spans = run.ranks[rank.rank].spans

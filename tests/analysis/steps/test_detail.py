@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from typing import Any
 
 from rich.console import Console
 
@@ -19,7 +20,7 @@ def sums(*entries: list[object]) -> tuple[str, ...]:
     return (json.dumps(list(entries)),)
 
 
-def sampled_run(**extras: object) -> Run:
+def sampled_run(**extras: Any) -> Run:
     """Steps 0 to 5 of 100 ns (step 5: 300 ns), of which 0, 2 and 4 are in detail."""
     rows = {}
     for rank in (0, 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from commtrace.analysis.matched import Matched, match_run
@@ -14,9 +16,9 @@ from commtrace.synth import Fault, Job, synthesize
 ALL = ",".join(map(str, range(8)))
 
 
-def simulated(*faults: str, **job: int) -> Matched:
+def simulated(*faults: str, **job: Any) -> Matched:
     sizes = {"dp": 8, "steps": 60, "microbatches": 4, **job}
-    return match_run(synthesize(Job(**sizes, jitter=0.02, faults=tuple(map(Fault.parse, faults)))).run)  # type: ignore[arg-type]
+    return match_run(synthesize(Job(**sizes, jitter=0.02, faults=tuple(map(Fault.parse, faults)))).run)
 
 
 def baseline_of(matched: Matched) -> Baseline:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.analysis.stragglers.test_slow_sets import found, judged
+from tests.analysis.stragglers.judged_jobs import found, judged
 
 PIPELINE = {"pp": 4, "dp": 2, "microbatches": 8, "steps": 20}
 REPLICA = "data-parallel replica 1 (ranks 1, 3, 5, 7)"

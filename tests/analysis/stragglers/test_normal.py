@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,8 +136,8 @@ WELL = [100.0] * 8
     ],
 )
 def test_the_cases_that_the_documentation_draws(
-    work_ms: Sequence[float], others: dict[str, Sequence[float]], slow: list[int], norm_source: str, abstains: bool
+    work_ms: Sequence[float], others: dict[str, Any], slow: list[int], norm_source: str, abstains: bool
 ) -> None:
-    found = judged(work_ms, **others)  # type: ignore[arg-type]
+    found = judged(work_ms, **others)
 
     assert (found.slow_ranks, found.norm_source[0], bool(found.undecided)) == (slow, norm_source, abstains)

@@ -12,7 +12,7 @@ from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.synth import Fault, Job, synthesize
-from tests.analysis.stragglers.test_slow_sets import found, judged
+from tests.analysis.stragglers.judged_jobs import found, judged
 
 MS = 1_000_000
 STAGES: dict[str, Any] = {

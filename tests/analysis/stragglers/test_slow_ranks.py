@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analysis.stragglers.test_slow_sets import found, judged
+from tests.analysis.stragglers.judged_jobs import found, judged
 
 
 def test_a_rank_that_becomes_slow_late_is_named_since_then_with_both_costs() -> None:

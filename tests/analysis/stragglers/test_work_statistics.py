@@ -6,7 +6,7 @@ import pickle
 from dataclasses import asdict, replace
 from functools import reduce
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ from commtrace.trace.run import Run
 def compared(*rows: dict[str, int]) -> PeerComparison:
     """What is compared of these rows, in all steps."""
     names = (*Entries._fields, "step", "microbatch", "begins_phase", "work_ns", "total_ns")
-    columns = {name: np.array([row.get(name, 0) for row in rows], np.int64) for name in names}
+    columns: dict[str, Any] = {name: np.array([row.get(name, 0) for row in rows], np.int64) for name in names}
     first, entry = grouped(pack([columns[name] for name in Entries._fields]))
     entries = Entries(*(columns.pop(name)[first].astype(np.int32) for name in Entries._fields))
     table = WorkTable(entries, entry.astype(np.int32), **columns)
@@ -132,7 +132,8 @@ def test_of_many_steps_the_same_are_drawn_in_whichever_parts_they_are_measured(
         added = parts.joined()
         assert added.num_rows == whole.num_rows <= step_statistics.MOST_ROWS
         works = [WorkStatistics.of(recorded.run, one, Thresholds()) for one in (added, whole)]
-        np.testing.assert_equal(*([one.steps, one.work_ns, asdict(one.peers), typical_transfers(one)] for one in works))
+        found, expected = ([one.steps, one.work_ns, asdict(one.peers), typical_transfers(one)] for one in works)
+        np.testing.assert_equal(found, expected)
 
 
 def scenarios(work: WorkStatistics) -> list[Scenario]:
@@ -142,7 +143,11 @@ def scenarios(work: WorkStatistics) -> list[Scenario]:
     of_stages = Scenario((NormalStages(np.linspace(0.5, 1, 2 * len(work.steady)).reshape(2, -1)),))
     of_microbatches = Scenario((EqualMicrobatches(work.peers.own_ns.astype(np.int64)),))
     rows = np.arange(len(work.of_steps.transfers.traffic))
-    of_links = Scenario(transfers=(NormalLinks(work.of_steps.steps > 3, np.where(rows % 2, 0.25, 1.0), rows * 1e3),))
+    of_links = Scenario(
+        transfers=(
+            NormalLinks(work.of_steps.steps > 3, np.where(rows % 2, 0.25, 1.0), (rows * 1e3).astype(np.float64)),
+        )
+    )
     return [MEASURED, of_ranks, of_stages, of_microbatches, of_links, of_ranks + of_stages + of_links]
 
 
@@ -162,7 +167,9 @@ def test_a_rank_at_normal_speed_saves_what_it_was_slow_for() -> None:
     """Of four ranks one is slow from step 4 on; without noise, that is all that a step can save."""
     job = Job(dp=4, steps=10)
     slow, well = (synthesize(replace(job, faults=faults)) for faults in ((Fault.parse("slow-rank=3:1.4@4:10"),), ()))
-    lengths = [[step["end_ns"] - step["start_ns"] for step in made.truth["steps"]] for made in (slow, well)]
+    slow_ns, well_ns = (
+        np.array([step["end_ns"] - step["start_ns"] for step in made.truth["steps"]]) for made in (slow, well)
+    )
     analysis = analyse(slow.run)
     program = build_program(analysis.run, analysis.matches)
     statistics = StepStatistics.of(analysis.run, program)
@@ -170,5 +177,5 @@ def test_a_rank_at_normal_speed_saves_what_it_was_slow_for() -> None:
 
     saved_ns = replay_of(analysis.run, program, statistics).saved_ns(Scenario((normal_speed(found, {3: (WORK,)}),)))
 
-    assert saved_ns.tolist() == pytest.approx(np.subtract(*lengths)[program.steps].tolist(), rel=0.01)
+    assert saved_ns.tolist() == pytest.approx((slow_ns - well_ns)[program.steps].tolist(), rel=0.01)
     assert not saved_ns[program.steps < 4].any()

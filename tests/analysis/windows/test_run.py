@@ -20,8 +20,8 @@ from commtrace.cli.arguments import chosen_workers
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.synth import write as write_synthetic
+from tests.analysis.windows.made_runs import Told, plain, stragglers_of, summary_of, tell
 from tests.analysis.windows.recording import record
-from tests.analysis.windows.test_windows import Told, plain, stragglers_of, summary_of, tell
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000

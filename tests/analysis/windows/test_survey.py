@@ -25,8 +25,8 @@ from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.reader import find_files, load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.run import Run
+from tests.analysis.windows.made_runs import MADE, far_reaching_run
 from tests.analysis.windows.recording import record
-from tests.analysis.windows.test_windows import MADE, far_reaching_run
 from tests.factory import make_run, span
 from tests.trace.rows import mark, metadata, row, steps
 
@@ -115,7 +115,7 @@ def test_what_is_read_in_many_parts_is_what_is_read_in_one(
 def test_steps_of_which_a_part_was_deleted_are_left_out(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, metadata(), steps_per_segment=2, budget=Budget(steps=4))
     for one in steps(0, 12):
-        number = one[schema.SCHEMA.get_field_index("step")]
+        number = one.step
         writer.write([row(step=number, start=100 * number, end=100 * number + 50), one])
     writer.write([mark("end", {})])
     writer.close()

@@ -22,6 +22,7 @@ from commtrace.capture import threads
 from commtrace.capture.collectives import cpp_communication, group_lifecycle
 from commtrace.capture.collectives.cpp_communication import Hooked, ProcessGroupHooks
 from tests.capture.recording import Recording, of_all_reduce
+from tests.process_groups import world_group
 
 pytestmark = pytest.mark.skipif(
     not cpp_communication.torch_has_hooks(), reason="process groups of this torch have no hooks: they came with 2.14"
@@ -47,10 +48,6 @@ def alone(recording: Recording) -> Iterator[Recording]:
             dist.destroy_process_group()
 
 
-def world() -> Any:
-    return dist.group.WORLD
-
-
 def seen(recording: Recording) -> list[tuple[str, int, int]]:
     """Name, number and bytes of every communication, in the order of their numbers."""
     recording.tracer.completions.wait(5)
@@ -59,12 +56,12 @@ def seen(recording: Recording) -> list[tuple[str, int, int]]:
 
 
 def test_methods_functional_collectives_and_operators_are_counted_once_and_together(alone: Recording) -> None:
-    name = world().group_name
+    name = world_group().group_name
 
     dist.all_reduce(torch.ones(1))
     OPERATIONS.wait_tensor(OPERATIONS.all_reduce(torch.ones(2), "sum", name))
     OPERATIONS.wait_tensor(OPERATIONS.all_to_all_single(torch.ones(3), [3], [3], name))
-    torch.ops.c10d.allreduce_([torch.ones(4)], world().boxed(), torch.classes.c10d.ReduceOp(), None, True, -1)
+    torch.ops.c10d.allreduce_([torch.ones(4)], world_group().boxed(), torch.classes.c10d.ReduceOp(), None, True, -1)
     dist.barrier()
 
     assert seen(alone) == [
@@ -74,7 +71,7 @@ def test_methods_functional_collectives_and_operators_are_counted_once_and_toget
 
 
 def test_a_wait_for_a_result_is_a_stall_and_a_reducers_bucket_ends_with_one(alone: Recording) -> None:
-    result = OPERATIONS.all_gather_into_tensor(torch.ones(2), 1, world().group_name)
+    result = OPERATIONS.all_gather_into_tensor(torch.ones(2), 1, world_group().group_name)
     OPERATIONS.wait_tensor(result)
     model = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False))
     model(torch.ones(1, 3)).sum().backward()
@@ -89,7 +86,7 @@ def test_a_wait_for_a_result_is_a_stall_and_a_reducers_bucket_ends_with_one(alon
 
 @pytest.mark.skipif(not hasattr(OPERATIONS, "wait_tensors"), reason="this torch has no wait for several results")
 def test_a_wait_for_several_results_is_a_stall_on_each_of_them(alone: Recording) -> None:
-    name = world().group_name
+    name = world_group().group_name
     OPERATIONS.wait_tensors(
         [OPERATIONS.all_reduce(torch.ones(1), "sum", name), OPERATIONS.all_reduce(torch.ones(2), "sum", name)]
     )
@@ -102,8 +99,8 @@ def test_a_wait_for_several_results_is_a_stall_on_each_of_them(alone: Recording)
 
 def test_what_a_backend_refuses_takes_no_number(alone: Recording) -> None:
     with pytest.raises(RuntimeError):
-        dist._broadcast_coalesced(world(), [torch.ones(2)], 100, 7)  # type: ignore[attr-defined]
-    OPERATIONS.wait_tensor(OPERATIONS.all_reduce(torch.ones(2), "sum", world().group_name))
+        dist._broadcast_coalesced(world_group(), [torch.ones(2)], 100, 7)
+    OPERATIONS.wait_tensor(OPERATIONS.all_reduce(torch.ones(2), "sum", world_group().group_name))
 
     assert seen(alone) == [("all_reduce", 0, 8)]
 
@@ -140,7 +137,7 @@ def test_a_failure_of_ours_does_not_reach_training(alone: Recording, monkeypatch
     """An exception in a hook would raise out of the communication."""
     monkeypatch.setattr(alone.tracer.thread, "issuing", None)  # a list no longer
     tensor = torch.ones(2)
-    torch.ops.c10d.allreduce_([tensor], world().boxed(), *of_all_reduce())
+    torch.ops.c10d.allreduce_([tensor], world_group().boxed(), *of_all_reduce())
 
     assert tensor.tolist() == [1.0, 1.0]
     (message,) = alone.warnings()

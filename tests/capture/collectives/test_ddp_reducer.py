@@ -17,6 +17,7 @@ from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.records import ENDED
 from commtrace.capture.threads import CompletionCallbacks
 from tests.capture.recording import Recording, of_all_reduce
+from tests.process_groups import world_group
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_bucket_stalls_from_the_end_of_the_backward_until_it_is_over(
 ) -> None:
     """The reducer waits from 10 to 20; 0 is the end of what has not called back by then."""
     issued = CppCalls(recording.tracer)
-    state = recording.tracer.groups.state(dist.group.WORLD)
+    state = recording.tracer.groups.state(world_group())
     call = issued.launch(OPERATIONS["allreduce"], state, 0, (8, -1, torch.float32, None, None), None)
     assert isinstance(call, HostCall)
     call.completion[ENDED] = over
@@ -76,7 +77,7 @@ class Working:
 def buckets(recording: Recording, world: None) -> tuple[CppCalls, list[Working]]:
     """Three buckets of 8, 16 and 24 bytes, sent one after another, of which the first was over before the third."""
     issued, works = CppCalls(recording.tracer), [Working() for _ in range(3)]
-    state = recording.tracer.groups.state(dist.group.WORLD)
+    state = recording.tracer.groups.state(world_group())
     for number, work in enumerate(works):
         if number == 2:
             works[0].end()
@@ -84,7 +85,8 @@ def buckets(recording: Recording, world: None) -> tuple[CppCalls, list[Working]]
             OPERATIONS["allreduce"], state, number, (8 * (number + 1), -1, torch.float32, None, None), None
         )
         assert isinstance(call, HostCall)
-        issued.ask_later(call, work)  # type: ignore[arg-type]
+        asked: Any = work  # of a Work, as much as is asked
+        issued.ask_later(call, asked)
     return issued, works
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives  # has the kernels of traced tensors
 
 from commtrace.capture import threads
@@ -17,6 +16,8 @@ from commtrace.capture.collectives.dispatcher import Captures, Kernel, kernel_fo
 from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits
 from commtrace.capture.threads import CallingThread
 from tests.capture.recording import Recording, fake_backend
+from tests.process_groups import world_group
+from tests.unreadable import unreadable
 
 OPERATIONS: Any = torch.ops._c10d_functional
 TURNS = 300
@@ -71,9 +72,7 @@ def test_what_nobody_captures_passes_through_also_when_it_is_traced() -> None:
 
 def test_a_tensor_that_does_not_say_whether_it_is_traced_passes_through() -> None:
     class Silent(torch.Tensor):
-        @property
-        def is_meta(self) -> bool:
-            raise NotImplementedError("unheard of")
+        is_meta = unreadable(NotImplementedError("unheard of"))
 
     all_reduce_kernel()
 
@@ -236,5 +235,4 @@ def communicate() -> torch.Tensor:
 
 
 def world() -> str:
-    assert dist.group.WORLD is not None
-    return str(dist.group.WORLD.group_name)
+    return str(world_group().group_name)

@@ -13,6 +13,8 @@ from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.groups import GroupState
 from tests.capture.recording import Recording, of_all_reduce
+from tests.process_groups import world_group
+from tests.unreadable import unreadable
 
 OPERATIONS: Any = torch.ops._c10d_functional
 
@@ -20,9 +22,7 @@ OPERATIONS: Any = torch.ops._c10d_functional
 class Unreadable(torch.Tensor):
     """A tensor that does not say how large it is."""
 
-    @property
-    def nbytes(self) -> int:
-        raise NotImplementedError("unheard of")
+    nbytes = unreadable(NotImplementedError("unheard of"))
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def state(recording: Recording) -> Iterator[GroupState]:
     reducer.install()
     reducer._watch()
     try:
-        yield recording.tracer.groups.state(dist.group.WORLD)
+        yield recording.tracer.groups.state(world_group())
     finally:
         functional.uninstall()
         reducer.uninstall()
@@ -62,7 +62,7 @@ def test_a_message_that_is_refused_takes_no_number(state: GroupState) -> None:
 
 def test_a_collective_of_cpp_that_is_refused_takes_no_number(state: GroupState) -> None:
     with pytest.raises(RuntimeError):
-        dist._broadcast_coalesced(dist.group.WORLD, [torch.ones(2)], 100, 7)  # type: ignore[attr-defined]
+        dist._broadcast_coalesced(world_group(), [torch.ones(2)], 100, 7)
 
     assert next(state.collective_seq) == 0
 
@@ -73,7 +73,7 @@ def test_bytes_that_cannot_be_read_cost_a_communication_of_cpp_nothing_else(
     strange = torch.ones(2).as_subclass(Unreadable)
 
     OPERATIONS.wait_tensor(OPERATIONS.all_reduce(strange, "sum", _name_of_world()))
-    torch.ops.c10d.allreduce_([strange], dist.group.WORLD.boxed(), *of_all_reduce())  # type: ignore[union-attr]
+    torch.ops.c10d.allreduce_([strange], world_group().boxed(), *of_all_reduce())
     recording.tracer.completions.wait(10)
 
     rows = sorted(recording.communications(), key=lambda row: row.seq)

@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from commtrace.capture.collectives import group_lifecycle
 from commtrace.capture.threads import CompletionCallbacks
 from tests.capture.recording import Recording, fake_backend
+from tests.process_groups import world_group
 
 
 @pytest.fixture
@@ -108,8 +109,7 @@ def test_every_dimension_is_named_whenever_the_mesh_is_made(recording: Recording
 
 
 def test_what_a_framework_says_counts_for_more(recording: Recording, world: None) -> None:
-    world_group = dist.group.WORLD
-    recording.tracer.groups.set_role(world_group, "tp-pp")
+    recording.tracer.groups.set_role(world_group(), "tp-pp")
     uninstall = group_lifecycle.watch_meshes(recording.tracer)
 
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",))
@@ -129,7 +129,7 @@ def test_a_mesh_of_a_world_that_was_destroyed_says_nothing_of_the_next_one(recor
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("cp", "ep"))
         uninstall = group_lifecycle.watch_meshes(recording.tracer)
 
-        assert recording.tracer.groups.state(dist.group.WORLD).group.role == "world"
+        assert recording.tracer.groups.state(world_group()).group.role == "world"
         assert roles(recording, mesh) == ["cp", "ep"]
         assert recording.warnings() == []
         uninstall()
@@ -253,7 +253,7 @@ def test_groups_that_come_and_go_cost_no_pause_where_no_reducer_was(
     recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(group_lifecycle.time, "sleep", pauses.append)
+    monkeypatch.setattr("commtrace.capture.collectives.group_lifecycle.time.sleep", pauses.append)
     uninstall = group_lifecycle.watch_destruction(recording.tracer)
     dist.destroy_process_group(dist.new_group([0, 1]))
     assert pauses == []

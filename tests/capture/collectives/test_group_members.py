@@ -28,8 +28,9 @@ class Process:
     def __init__(self, own: Member, rank: int, store: Any, size: int = 3) -> None:
         self.now = 0.0
         self.registry = GroupRegistry()
-        self.group = dist.ProcessGroup(dist.HashStore(), rank, size)
-        self.group._set_group_name("weights")
+        group: Any = dist.ProcessGroup(dist.HashStore(), rank, size)
+        group._set_group_name("weights")
+        self.group = group
         distributed_c10d._world.pg_map[self.group] = ("gloo", store)
         self.state = self.registry.state(self.group)
         self.members = GroupMembers(self.registry, own, now=lambda: self.now)
@@ -84,7 +85,7 @@ def test_a_later_group_of_the_same_name_at_the_same_store_is_not_taken_for_the_f
     store = dist.HashStore()
     first, *_ = all_of(store)
     steps(first)
-    second = dist.ProcessGroup(dist.HashStore(), 1, 3)
+    second: Any = dist.ProcessGroup(dist.HashStore(), 1, 3)
     second._set_group_name("weights")
     distributed_c10d._world.pg_map[second] = ("gloo", store)
     state = first.registry.state(second)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives as functions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,6 +18,7 @@ from commtrace.capture import threads
 from commtrace.capture.collectives.functional import FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.operator_calls import OperatorCall, OperatorCalls
 from tests.capture.recording import Recording, fake_backend
+from tests.process_groups import world_group
 
 OPERATIONS: Any = torch.ops._c10d_functional
 WITH_GRADIENTS: Any = torch.ops._c10d_functional_autograd
@@ -44,8 +44,7 @@ def capture(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
 
 
 def world() -> str:
-    assert dist.group.WORLD is not None
-    return str(dist.group.WORLD.group_name)
+    return str(world_group().group_name)
 
 
 def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,7 +73,7 @@ def has_kernels() -> bool:
     [
         lambda tensor: OPERATIONS.all_reduce(tensor, "sum", world()),
         lambda tensor: OPERATIONS.all_reduce.default(tensor, "sum", world()),
-        lambda tensor: functions.all_reduce(tensor, "sum", dist.group.WORLD),
+        lambda tensor: functions.all_reduce(tensor, "sum", world_group()),
         lambda tensor: OPERATIONS.all_reduce(tensor, reduce_op="sum", group_name=world()),
         lambda tensor: OPERATIONS.all_reduce.default(input=tensor, group_name=world(), reduce_op="sum"),
     ],
@@ -153,9 +152,11 @@ class Held(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        arguments = [argument.held if isinstance(argument, Held) else argument for argument in arguments]
-        return operator(*arguments, **(keywords or {}))
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it without the class
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        arguments = [argument.held if isinstance(argument, Held) else argument for argument in args]
+        return func(*arguments, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("modes", [(Passing,), (Passing, Passing), (PassingFunctions,), (PassingFunctions, Passing)])
@@ -205,9 +206,11 @@ def test_what_is_traced_is_not_counted(recording: Recording, capture: Functional
 
 
 def test_a_graph_of_the_compiler_is_seen_when_it_runs(recording: Recording, capture: FunctionalCapture) -> None:
+    group: Any = "0"
+
     @torch.compile(backend="aot_eager", fullgraph=True)
     def step(tensor: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = functions.all_reduce(tensor, "sum", "0") + 1
+        result: torch.Tensor = functions.all_reduce(tensor, "sum", group) + 1
         return result
 
     for _ in range(2):
@@ -245,7 +248,7 @@ def test_what_a_transform_calls_from_cpp_is_seen(recording: Recording, capture: 
 
 def test_a_script_may_call_an_operator_while_it_is_captured(recording: Recording, capture: FunctionalCapture) -> None:
     def step(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.ops._c10d_functional.all_reduce(tensor, "sum", "0")  # type: ignore[no-any-return]
+        return torch.ops._c10d_functional.all_reduce(tensor, "sum", "0")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated in newer versions

@@ -23,6 +23,7 @@ from commtrace.capture.native import as_method
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
+from tests.unreadable import unreadable
 
 # The names that frameworks call are those that old and new versions of torch share.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
@@ -83,7 +84,7 @@ def test_a_collective_is_one_row_and_one_stall(captured: Recording, call: str) -
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_of_a_sparse_tensor_indices_and_values_are_sent(captured: Recording) -> None:
-    dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], [1.0, 1.0], (8,)))
+    dist.all_reduce(torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (8,)))
 
     (row,) = captured.communications()
     assert (row.bytes, row.self_bytes) == (2 * 8 + 2 * 4, 0)
@@ -326,8 +327,9 @@ def test_coordinates_are_those_of_the_launch(captured: Recording) -> None:
 
 
 def test_exceptions_of_torch_come_through_unchanged(captured: Recording) -> None:
+    refused: Any = "no tensor"
     with pytest.raises(TypeError) as with_us:
-        distributed_c10d._get_default_group().allreduce("no tensor")  # type: ignore[arg-type]
+        distributed_c10d._get_default_group().allreduce(refused)
 
     assert "allreduce()" in str(with_us.value)
 
@@ -379,9 +381,7 @@ def test_a_failure_of_ours_never_reaches_the_caller_and_is_told_once(
 class Unreadable(torch.Tensor):
     """A tensor that does not say how large it is."""
 
-    @property
-    def nbytes(self) -> int:
-        raise NotImplementedError("unheard of")
+    nbytes = unreadable(NotImplementedError("unheard of"))
 
     def _indices(self) -> Any:
         raise NotImplementedError("unheard of")
@@ -467,7 +467,8 @@ def test_a_method_that_somebody_else_has_replaced_since_is_left_alone(
     assert dist.ProcessGroup.__dict__["allreduce"] is theirs
     dist.all_reduce(ones(8))
     monkeypatch.undo()
-    dist.ProcessGroup.allreduce = original_of(ours)  # type: ignore[method-assign]
+    groups: Any = dist.ProcessGroup
+    groups.allreduce = original_of(ours)
 
 
 def test_replaced_methods_describe_themselves_as_the_originals(captured: Recording) -> None:

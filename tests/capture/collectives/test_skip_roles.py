@@ -10,6 +10,7 @@ from commtrace.capture.collectives.functional import FunctionalCapture, Function
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.tracer import Tracer
 from tests.capture.recording import Recording, fake_backend
+from tests.process_groups import world_group
 
 
 def skipping(*roles: str) -> Recording:
@@ -63,7 +64,7 @@ def test_so_are_those_that_a_compiled_graph_sends() -> None:
         functional = FunctionalCapture(recording.tracer, FunctionalWaits(recording.tracer))
         functional.install()
         try:
-            world = dist.group.WORLD.group_name
+            world = world_group().group_name
             for peer in (1, 2, 1):
                 sent = torch.ops._c10d_functional.isend(torch.ones(4), peer, 0, world)
                 torch.ops._c10d_functional.wait_tensor(sent)

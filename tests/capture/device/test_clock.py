@@ -10,7 +10,7 @@ import pytest
 
 from commtrace.capture.device.clock import CudaClock, CudaDriver, CudaMark
 from commtrace.trace import schema
-from tests.capture.recording import Recording
+from tests.capture.recording import Recording, cuda_clock
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
 
 pytestmark = pytest.mark.engine("python")
@@ -23,7 +23,7 @@ def cuda() -> SimulatedCuda:
 
 @pytest.fixture
 def clock(cuda: SimulatedCuda) -> CudaClock:
-    return CudaClock(cuda, cuda, cuda.host_ns)
+    return cuda_clock(cuda)
 
 
 def anchor_error_ns(clock: CudaClock) -> int:
@@ -117,7 +117,8 @@ def test_an_anchor_read_slowly_does_not_replace_a_good_one(cuda: SimulatedCuda, 
 def test_the_anchors_stream_is_changed_when_it_is_busy(cuda: SimulatedCuda, clock: CudaClock) -> None:
     mark = clock.mark()
     clock.refresh()
-    clock._streams[0].run(50 * MILLISECOND)  # torch gave the same stream to somebody else
+    simulated: Any = clock._streams[0]
+    simulated.run(50 * MILLISECOND)  # torch gave the same stream to somebody else
 
     clock.refresh()  # finds that out
     clock.refresh()
@@ -130,7 +131,7 @@ def test_the_anchors_stream_is_changed_when_it_is_busy(cuda: SimulatedCuda, cloc
 
 def test_each_device_has_its_own_axis() -> None:
     cuda = SimulatedCuda(0, 1)
-    clock = CudaClock(cuda, cuda, cuda.host_ns)
+    clock = cuda_clock(cuda)
     first = clock.mark()
     with cuda.device(1):
         cuda.current_stream().run(2 * MILLISECOND)
@@ -159,7 +160,7 @@ def test_before_cuda_is_initialised_the_host_is_asked(cuda: SimulatedCuda, clock
 
 def test_no_context_is_created_on_a_device_that_the_job_does_not_use() -> None:
     cuda = SimulatedCuda(3)  # this rank computes on device 3 and never set its device: 0 is current
-    clock = CudaClock(cuda, cuda, cuda.host_ns)
+    clock = cuda_clock(cuda)
 
     assert clock.mark() == cuda.now_ns
     communication = clock.mark(3)

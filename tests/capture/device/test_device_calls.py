@@ -409,7 +409,7 @@ def test_a_host_that_is_late_within_the_wait_gives_no_exact_end(job: Job) -> Non
     """The stream is idle, and passes the mark behind the wait when the host has taken it: that is no stall."""
     works = [job.all_reduce(asynchronous=True) for _ in range(2)]
     job.cuda.advance(5 * MILLISECOND)
-    stream = job.cuda.current_stream()
+    stream: Any = job.cuda.current_stream()
     wait_until = stream.wait_until
 
     def late(time_ns: int) -> None:
@@ -739,7 +739,8 @@ def test_the_sender_of_a_receive_from_anybody_is_known_after_the_wait(job: Job) 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None:
     issued = CppCalls(job.recording.tracer, job.devices)
-    payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
+    on_device: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"))
+    payload = (8, -1, torch.float32, on_device, None)
     calls = []
     for _ in range(3):
         state = job.recording.tracer.groups.state(job.group)
@@ -768,7 +769,8 @@ def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
     monkeypatch.setattr(dist.Work, "unbox", staticmethod(lambda work: work))
     issued = CppCalls(job.recording.tracer, job.devices)
     reducer = ReducerCapture(job.recording.tracer, issued)
-    payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
+    on_device: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"))
+    payload = (8, -1, torch.float32, on_device, None)
 
     def broadcast_twice() -> None:
         for _ in range(2):

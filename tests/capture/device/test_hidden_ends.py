@@ -88,8 +88,8 @@ class Job:
         return [(row.start, row.end, row.timing) for row in rows]
 
     def mark(self) -> dict[str, Any]:
-        details = [row[-1] for row in self.recording.sink.rows if row[0] == schema.MARK and row[1] == "hidden_ends"]
-        mark: dict[str, Any] = json.loads(details[-1])
+        marks = [row for row in self.recording.sink.rows if row.kind == schema.MARK and row.name == "hidden_ends"]
+        mark: dict[str, Any] = json.loads(marks[-1].detail or "")
         return mark
 
 
@@ -153,7 +153,9 @@ def test_an_end_that_a_stall_shows_is_compared_with_the_backends_duration(job: J
     job.stalling()
     for _ in range(3):
         job.stalling()
-    number, created, (start, end) = job.nccl.recorded[-1]  # type: ignore[misc]
+    number, created, interval = job.nccl.recorded[-1]
+    assert interval is not None
+    start, end = interval
     job.nccl.recorded[-1] = (number, created, (start, end - MILLISECOND // 4))
     job.answer()
 
@@ -213,7 +215,9 @@ def test_a_later_operation_bounds_those_before_it_on_the_stream(job: Job) -> Non
 def test_a_duration_that_would_end_behind_the_wait_is_refused(job: Job) -> None:
     job.stalling()
     job.hidden(compute_ns=2 * MILLISECOND)
-    number, created, (start, end) = job.nccl.recorded[-1]  # type: ignore[misc]
+    number, created, interval = job.nccl.recorded[-1]
+    assert interval is not None
+    start, end = interval
     job.nccl.recorded[-1] = (number, created, (start, end + 5 * MILLISECOND))
     job.answer()
 
@@ -424,7 +428,7 @@ def test_a_torn_dump_is_a_value_error() -> None:
 
 def test_torchs_own_recorder_is_read_and_its_clock_is_the_systems() -> None:
     c10d: Any = torch._C._distributed_c10d
-    if torch.__version__ < (2, 11):
+    if torch.__version__ < "2.11":
         pytest.skip("this torch has no flight recorder for gloo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -442,7 +446,7 @@ def test_torchs_own_recorder_is_read_and_its_clock_is_the_systems() -> None:
 @pytest.mark.usefixtures("world")
 def test_torchs_hook_makes_its_entry_during_the_call_and_right_before_a_hook_that_comes_later() -> None:
     c10d: Any = torch._C._distributed_c10d
-    if torch.__version__ < (2, 15):
+    if torch.__version__ < "2.15":
         pytest.skip("this torch has no flight recorder of its own for each backend without one")
     group: Any = dist.distributed_c10d._get_default_group()
     handle = c10d.FlightRecorderHook.attach(group, list(range(4)))

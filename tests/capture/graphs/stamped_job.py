@@ -92,7 +92,7 @@ class StampedJob:
     def marks(self, name: str = "graph") -> list[dict[str, Any]]:
         self.recording.recorder.flush()
         rows = [row for row in self.recording.sink.rows if row.kind == schema.MARK and row.name == name]
-        return [json.loads(row.detail) for row in rows]
+        return [json.loads(row.detail or "") for row in rows]
 
     def replay_rows(self) -> list[Any]:
         self.finish()

@@ -75,7 +75,7 @@ class Job:
 
     def marks(self) -> list[dict[str, Any]]:
         self.recording.recorder.flush()
-        return [json.loads(row.detail) for row in self.recording.sink.rows if row.kind == schema.MARK]
+        return [json.loads(row.detail or "") for row in self.recording.sink.rows if row.kind == schema.MARK]
 
     def replay_rows(self) -> list[Any]:
         self.finish()

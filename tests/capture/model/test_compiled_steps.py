@@ -63,7 +63,7 @@ def given(optimizer: torch.optim.Optimizer) -> Step:
 
 def train(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer, step: Step, iterations: int = 4) -> None:
     for _ in range(iterations):
-        (weight * 2).sum().backward()  # type: ignore[no-untyped-call]
+        (weight * 2).sum().backward()
         step()
         optimizer.zero_grad()
 
@@ -93,7 +93,7 @@ def test_a_compiled_iteration_has_its_optimizer_after_its_backward(compiling: Re
 
     @torch.compile(backend="eager")
     def iteration() -> None:
-        (weight * 2).sum().backward()  # type: ignore[no-untyped-call]
+        (weight * 2).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -131,7 +131,7 @@ def test_a_compiled_step_that_raises_ends_no_step(compiling: Recording) -> None:
 
     train(weight, optimizer, step, iterations=2)
     fails = True
-    (weight * 2).sum().backward()  # type: ignore[no-untyped-call]
+    (weight * 2).sum().backward()
     with pytest.raises(RuntimeError, match="the script's own"):
         step()
 

@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MILLISECOND, SimulatedCuda
+from tests.unreadable import unreadable
 
 
 class Block(nn.Module):
@@ -121,7 +122,7 @@ def test_a_backward_ends_when_the_gradient_of_its_input_is_complete(recording: R
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
             entered.append(recording.num_added)
             return gradient
 
@@ -211,7 +212,7 @@ def test_a_module_that_raises_is_closed_and_nesting_is_right_afterwards(
             except ZeroDivisionError:
                 return self.inner(x[:1])
 
-    model = torch.nn.parallel.DataParallel(Holds()) if torch.cuda.is_available() else Holds()
+    model: Any = torch.nn.parallel.DataParallel(Holds()) if torch.cuda.is_available() else Holds()
     spans.select("depth=1")
     for _ in range(2):
         model(torch.ones(2, requires_grad=True)).backward()
@@ -230,7 +231,7 @@ def test_a_backward_that_raises_leaves_nothing_open(recording: Recording, spans:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
             raise ZeroDivisionError
 
     net = Net(1, recompute=lambda layer, x: layer(Fails.apply(x)))
@@ -395,7 +396,8 @@ def test_wrappers_have_no_part_in_names_and_are_one_with_what_they_wrap(
     wrapped = Wrapper(Wrapper(net))
     spans.select("depth=1")
     wrapped(TOKENS).backward()
-    net.layers[0].module(torch.ones(1, 4))
+    wrapper: Any = net.layers[0]
+    wrapper.module(torch.ones(1, 4))
 
     assert recorded_names(recording) == [
         "Net", "embed", "layers.0", "Net backward", "layers.0 backward", "embed backward", "layers.0",
@@ -423,7 +425,7 @@ def test_nothing_is_kept_alive(recording: Recording, spans: ModuleSpans) -> None
     net = Net(1)
     spans.select("depth=2")
     seen: list[Any] = []
-    net.layers[0].first.register_forward_hook(lambda _m, _a, output: seen.append(weakref.ref(output)))
+    cast(Any, net.layers[0]).first.register_forward_hook(lambda _m, _a, output: seen.append(weakref.ref(output)))
     gc.disable()
     try:
         net(TOKENS)  # no backward comes
@@ -483,18 +485,18 @@ class Runs(nn.Module):
 
     def __init__(self, cuda: SimulatedCuda) -> None:
         super().__init__()
-        self.cuda = cuda
+        self.gpu = cuda
         self.inner = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.cuda.current_stream().run(MILLISECOND)
+        self.gpu.current_stream().run(MILLISECOND)
         out: Tensor = self.inner(x) * 2
         if out.requires_grad:
             out.register_hook(self.runs_longer)
         return out
 
     def runs_longer(self, _gradient: Tensor) -> None:
-        self.cuda.current_stream().run(3 * MILLISECOND)
+        self.gpu.current_stream().run(3 * MILLISECOND)
 
 
 @pytest.mark.usefixtures("world")
@@ -545,9 +547,7 @@ def test_an_error_of_ours_switches_the_part_off_and_reaches_no_training(
 
 def test_an_interrupt_is_the_jobs(recording: Recording, spans: ModuleSpans) -> None:
     class Interrupts(Tensor):
-        @property
-        def grad_fn(self) -> Any:  # type: ignore[override]
-            raise KeyboardInterrupt
+        grad_fn = unreadable(KeyboardInterrupt())
 
     model = nn.Identity()
     spans.select("depth=0")

@@ -115,7 +115,10 @@ REGISTER: dict[str, Callable[..., Any]] = {
     "before": torch_optimizer.register_optimizer_step_pre_hook,
     "after": torch_optimizer.register_optimizer_step_post_hook,
 }
-TABLES = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
+TABLES: tuple[dict[int, Any], ...] = (
+    torch_optimizer._global_optimizer_pre_hooks,
+    torch_optimizer._global_optimizer_post_hooks,
+)
 around = pytest.mark.parametrize("place", REGISTER)
 
 
@@ -227,7 +230,7 @@ class Descent(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for parameter in self.param_groups[0]["params"]:
             parameter.add_(parameter.grad, alpha=-0.5)
 

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 import commtrace
 from commtrace.cli.main import app
-from tests.analysis.comparison.test_compare import job
-from tests.cli.recorded import record
+from tests.analysis.comparison.two_rank_jobs import job
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 
 
 def test_a_slower_run_fails_and_says_by_how_much(tmp_path: Path) -> None:
-    before, after = record(job(), tmp_path / "a"), record(job(transfer=80), tmp_path / "b")
+    before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job(transfer=80))
     result = runner.invoke(app, ["compare", str(before), str(after)])
     assert result.exit_code == 1, result.output
     assert "Slower: +28.6 % per step" in result.output
@@ -28,14 +28,14 @@ def test_a_slower_run_fails_and_says_by_how_much(tmp_path: Path) -> None:
 
 
 def test_a_threshold_lets_a_slower_run_pass(tmp_path: Path) -> None:
-    before, after = record(job(), tmp_path / "a"), record(job(transfer=80), tmp_path / "b")
+    before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job(transfer=80))
     result = runner.invoke(app, ["compare", str(before), str(after), "--threshold", "30"])
     assert result.exit_code == 0, result.output
     assert "within the threshold of 30 %" in result.output
 
 
 def test_an_equal_run_passes(tmp_path: Path) -> None:
-    before, after = record(job(), tmp_path / "a"), record(job(), tmp_path / "b")
+    before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job())
     result = runner.invoke(app, ["compare", str(before), str(after)])
     assert result.exit_code == 0, result.output
     assert "a (before) and b (after)" in result.output
@@ -44,7 +44,7 @@ def test_an_equal_run_passes(tmp_path: Path) -> None:
 
 def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: Path) -> None:
     """One pair alone calls +28.6 % real; the runs of one side differ by as much."""
-    runs = {name: record(job(transfer=time), tmp_path / name) for name, time in (("a", 40), ("a2", 75), ("b", 80))}
+    runs = {name: write_run(tmp_path / name, job(transfer=time)) for name, time in (("a", 40), ("a2", 75), ("b", 80))}
     more = ["--before", str(runs["a2"])]
 
     alone = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"])])
@@ -62,7 +62,7 @@ def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: 
 
 
 def test_no_run_counts_twice(tmp_path: Path) -> None:
-    before, after = record(job(), tmp_path / "a"), record(job(), tmp_path / "b")
+    before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job())
     for again in (before, after):
         result = runner.invoke(app, ["compare", str(before), str(after), "--before", str(again)])
         assert result.exit_code == 2
@@ -71,14 +71,14 @@ def test_no_run_counts_twice(tmp_path: Path) -> None:
 
 def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     """``compare runs/fast runs/latest`` must not pass because fast is the latest."""
-    run = record(job(), tmp_path / "runs" / "fast")
+    run = write_run(tmp_path / "runs" / "fast", job())
     result = runner.invoke(app, ["compare", str(run), str(tmp_path / "runs" / "latest")])
     assert result.exit_code == 2
     assert "are the same run" in result.output
 
 
 def test_json_holds_what_the_tables_show(tmp_path: Path) -> None:
-    before, after = record(job(), tmp_path / "a"), record(job(compute=130), tmp_path / "b")
+    before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job(compute=130))
     result = runner.invoke(app, ["compare", str(before), str(after), "--json"])
     answer = json.loads(result.stdout)
     assert result.exit_code == 1
@@ -89,7 +89,7 @@ def test_json_holds_what_the_tables_show(tmp_path: Path) -> None:
 
 
 def test_numbers_of_other_ranks_say_so_beside_them(tmp_path: Path) -> None:
-    before, after = record(job(), tmp_path / "a"), record(job(), tmp_path / "b")
+    before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job())
     shutil.rmtree(after / "rank-00001")
     result = runner.invoke(app, ["compare", str(before), str(after)])
     output = " ".join(result.output.split())
@@ -101,14 +101,14 @@ def test_numbers_of_other_ranks_say_so_beside_them(tmp_path: Path) -> None:
 
 
 def test_a_run_with_too_few_steps_cannot_be_compared(tmp_path: Path) -> None:
-    before, after = record(job(), tmp_path / "a"), record(job(steps=3), tmp_path / "b")
+    before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job(steps=3))
     result = runner.invoke(app, ["compare", str(before), str(after)])
     assert result.exit_code == 3
     assert "Cannot be judged" in result.output
 
 
 def test_a_run_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    before = record(job(), tmp_path / "a")
+    before = write_run(tmp_path / "a", job())
     result = runner.invoke(app, ["compare", str(before), str(tmp_path / "nothing")])
     assert result.exit_code == 2
     assert "nothing" in result.output

@@ -13,7 +13,7 @@ from commtrace.cli.main import app
 from commtrace.trace import schema
 from commtrace.trace.files.rank_files import write_exit
 from commtrace.trace.files.writer import SegmentWriter
-from tests.interchange.dumps.test_flight_recorder import entry, write_dump
+from tests.interchange.dumps.flight_recorder_files import entry, write_dump
 from tests.json_schemas import errors
 from tests.trace.rows import mark, metadata, row, steps, write_rank
 

@@ -13,8 +13,8 @@ import commtrace
 from commtrace.cli.main import app
 from commtrace.exporters import perfetto
 from commtrace.sql import TABLES
-from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 from tests.two_ranks import write_two_ranks
 
 runner = CliRunner()
@@ -22,7 +22,7 @@ runner = CliRunner()
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    return record(PipelineJob(stages=2, microbatches=2, steps=3).run(), tmp_path / "run")
+    return write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=3).run())
 
 
 def test_chrome_json_can_always_be_written(recorded: Path, tmp_path: Path) -> None:

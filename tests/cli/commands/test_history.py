@@ -52,7 +52,7 @@ def hosts(runs: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("command", ["summary", "straggler", "report"])
 def test_a_command_that_is_asked_to_keeps_its_verdict(command: str, runs: Path, tmp_path: Path) -> None:
-    output = ["-o", tmp_path / "report.html"] if command == "report" else []
+    output: list[str | Path] = ["-o", tmp_path / "report.html"] if command == "report" else []
 
     result = invoke(command, runs / "slow", "--keep", *output)
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
-from tests.trace.files.test_locate import write_node
+from tests.trace.files.nodes import write_node
 
 runner = CliRunner()
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
-from tests.cli.commands.test_summary import write_run
 from tests.e2e.prometheus import until
 from tests.exporters.otlp.receiver import attributes, receiving
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 

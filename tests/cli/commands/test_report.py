@@ -10,15 +10,15 @@ from typer.testing import CliRunner
 
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.main import app
-from tests.analysis.comparison.test_compare import job
-from tests.cli.recorded import record
+from tests.analysis.comparison.two_rank_jobs import job
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 
 
 def test_a_run_becomes_one_file(tmp_path: Path) -> None:
-    recorded = record(PipelineJob(stages=2, microbatches=2, steps=4).run(), tmp_path / "run")
+    recorded = write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=4).run())
     output = tmp_path / "page.html"
 
     result = runner.invoke(app, ["report", str(recorded), "-o", str(output)])
@@ -32,7 +32,7 @@ def test_a_run_becomes_one_file(tmp_path: Path) -> None:
 
 
 def test_steps_are_chosen(tmp_path: Path) -> None:
-    recorded = record(PipelineJob(stages=2, microbatches=2, steps=20).run(), tmp_path / "run")
+    recorded = write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=20).run())
     output = tmp_path / "page.html"
 
     result = runner.invoke(app, ["report", str(recorded), "-o", str(output), "--steps", "3:15"])
@@ -41,7 +41,7 @@ def test_steps_are_chosen(tmp_path: Path) -> None:
 
 
 def test_of_a_large_run_only_the_steps_that_are_drawn_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = record(PipelineJob(stages=2, microbatches=2, steps=30).run(), tmp_path / "run")
+    recorded = write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=30).run())
     pages = [tmp_path / "whole.html", tmp_path / "windows.html"]
 
     whole = runner.invoke(app, ["report", str(recorded), "-o", str(pages[0])])
@@ -71,7 +71,7 @@ def test_a_directory_without_a_run_is_a_message(tmp_path: Path) -> None:
 
 
 def test_a_report_against_another_run_has_the_differences_and_a_step_of_it(tmp_path: Path) -> None:
-    before, after = record(job(), tmp_path / "a"), record(job(transfer=80), tmp_path / "b")
+    before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job(transfer=80))
     compared = json.loads(runner.invoke(app, ["compare", str(before), str(after), "--json"]).output)
 
     result = runner.invoke(app, ["report", str(after), "--against", str(before), "-o", str(tmp_path / "report.html")])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from commtrace.cli.main import app
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
-from tests.interchange.aceso.test_aceso import configuration, small_profile
+from tests.interchange.aceso.aceso_files import configuration, small_profile
 from tests.json_schemas import errors
 from tests.search.synthetic import LAYOUT, MODEL, record
 

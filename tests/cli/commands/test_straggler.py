@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from commtrace.synth import Fault, Job, synthesize, write
-from tests.cli.commands.test_summary import write_run
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 
@@ -84,9 +85,9 @@ def test_there_is_one_cause_and_one_advice(tmp_path: Path, command: str) -> None
 
 def test_a_cost_and_a_slowdown_against_the_mean_are_told_apart(tmp_path: Path) -> None:
     """The mean of the same work has the slow rank in it, so the others are below it."""
-    shape = {"pp": 4, "dp": 2, "steps": 20}
-    write(synthesize(Job(**shape, faults=(Fault.parse("slow-rank=3:1.3"),))), tmp_path / "slow")
-    write(synthesize(Job(**shape)), tmp_path / "well")
+    job = Job(pp=4, dp=2, steps=20)
+    write(synthesize(replace(job, faults=(Fault.parse("slow-rank=3:1.3"),))), tmp_path / "slow")
+    write(synthesize(job), tmp_path / "well")
     runs = (str(tmp_path / name) for name in ("slow", "well"))
     of_slow, of_well = (" ".join(runner.invoke(app, ["straggler", run]).output.split()) for run in runs)
     said = "Ideal is the mean of the same work, slow ranks included; a cost compares with the other ranks only."

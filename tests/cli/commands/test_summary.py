@@ -20,21 +20,21 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.commands.summary import print_summary
 from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize
-from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
 from tests.factory import collective, group, make_run, span, stall
 from tests.json_schemas import errors
 from tests.pipeline_factory import Clock, PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 MS = 1_000_000
 
 
 def printed(run: Run, *, all_ranks: bool = False, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_summary(console, summarise(run), all_ranks=all_ranks)
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
+    output = io.StringIO()
+    print_summary(Console(file=output, width=width, highlight=False), summarise(run), all_ranks=all_ranks)
+    return output.getvalue()
 
 
 def row(text: str, *beginning: str) -> list[str]:
@@ -214,26 +214,6 @@ def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_cut() -> None:
     assert "…" not in text
 
 
-def write_run(directory: Path, run: Run) -> Path:
-    """The run as files, as a recorder leaves them."""
-    from commtrace.trace.files.writer import SegmentWriter
-    from commtrace.trace.schema import Row
-
-    columns = [field.name for field in schema.SCHEMA]
-    for rank, trace in run.ranks.items():
-        writer = SegmentWriter(directory, trace.metadata)
-        table = []
-        for position in range(len(trace.spans)):
-            values = {name: getattr(trace.spans, name)[position].item() for name in columns if name != "detail"}
-            for name in ("name", "dtype"):
-                values[name] = run.names[values[name]] if values[name] >= 0 else None
-            table.append(Row(*(values.get(name) for name in columns)))
-        writer.write(table)
-        writer.close()
-        assert rank == trace.rank
-    return directory
-
-
 def test_the_command_prints_what_the_analysis_says(tmp_path: Path) -> None:
     directory = write_run(tmp_path, PipelineJob(2, 3, steps=4).run())
 
@@ -276,9 +256,9 @@ def test_one_line_says_what_was_seen_and_what_was_not(
 ) -> None:
     coverage = Coverage({"collective": 3}, {"collective": dropped} if dropped else {}, hidden)
     answer = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), coverage=coverage, missing=missing)
-    console = Console(file=io.StringIO(), width=120, highlight=False)
-    print_summary(console, answer)
-    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    output = io.StringIO()
+    print_summary(Console(file=output, width=120, highlight=False), answer)
+    text = output.getvalue()
 
     assert line in text.splitlines()
     assert ("commtrace doctor" in text) == bool(missing)
@@ -315,9 +295,9 @@ def test_a_pipeline_is_shown_stage_by_stage_beside_its_theoretical_bubble() -> N
         phase_fraction_of_step=0.8, bubble_fraction_of_step=0.3, drain_fraction_of_step=0.0, per_stage=stages,
     )  # fmt: skip
     answer = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), pipeline=pipeline)
-    console = Console(file=io.StringIO(), width=100, highlight=False)
-    print_summary(console, answer)
-    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    output = io.StringIO()
+    print_summary(Console(file=output, width=100, highlight=False), answer)
+    text = output.getvalue()
     assert "Pipeline: 1f1b, 2 stages, 4 microbatches; idle 31% of its phase (theoretical 1f1b bubble 20%)" in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["stage"], ["1"])]
     assert rows == [

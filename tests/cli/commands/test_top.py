@@ -20,17 +20,17 @@ from commtrace.cli.commands.top import draw, pause_seconds
 from commtrace.cli.main import app
 from commtrace.top.frame import Frame, RankRow, Slow, choose_ranks
 from commtrace.top.from_files import make_frame
-from tests.cli.commands.test_summary import write_run
 from tests.e2e.launch import REPOSITORY
 from tests.factory import EPOCH_NS
 from tests.pipeline_factory import PipelineJob
-from tests.top.test_from_files import MS, newest, two_ranks
+from tests.top.made_frames import MS, newest, two_ranks
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 
 
 def drawn(frame: Frame, width: int = 100, **options: int) -> list[str]:
-    return [line.plain.rstrip() for line in draw(frame, width, **options)]  # type: ignore[arg-type]
+    return [line.plain.rstrip() for line in draw(frame, width, **options)]
 
 
 def many(count: int) -> Frame:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from commtrace.cli.commands import view
 from commtrace.cli.main import app
-from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
 
 runner = CliRunner()
 
@@ -24,7 +24,7 @@ runner = CliRunner()
 def test_it_prints_an_address_and_ends_with_an_interrupt(tmp_path: Path, several: bool) -> None:
     run = PipelineJob(stages=2, microbatches=2, steps=4).run()
     for name in ("one", "two") if several else ("one",):
-        record(run, tmp_path / name)
+        write_run(tmp_path / name, run)
     command = [sys.executable, "-m", "commtrace", "view", str(tmp_path), "--workers", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -56,7 +56,7 @@ def test_a_directory_without_a_run_is_a_message(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_a_message(tmp_path: Path) -> None:
-    record(PipelineJob(stages=2, microbatches=2, steps=4).run(), tmp_path / "one")
+    write_run(tmp_path / "one", PipelineJob(stages=2, microbatches=2, steps=4).run())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = runner.invoke(app, ["view", str(tmp_path), "--port", str(taken.getsockname()[1])])
 
@@ -67,7 +67,7 @@ def test_a_port_that_is_taken_is_a_message(tmp_path: Path) -> None:
 def test_one_of_several_runs_is_to_be_named_for_a_comparison(tmp_path: Path) -> None:
     run = PipelineJob(stages=2, microbatches=2, steps=4).run()
     for name in ("one", "two"):
-        record(run, tmp_path / name)
+        write_run(tmp_path / name, run)
 
     result = runner.invoke(app, ["view", str(tmp_path), "--against", str(tmp_path / "one")])
 
@@ -76,7 +76,7 @@ def test_one_of_several_runs_is_to_be_named_for_a_comparison(tmp_path: Path) -> 
 
 
 def test_a_run_to_compare_with_has_to_exist(tmp_path: Path) -> None:
-    record(PipelineJob(stages=2, microbatches=2, steps=4).run(), tmp_path / "one")
+    write_run(tmp_path / "one", PipelineJob(stages=2, microbatches=2, steps=4).run())
 
     result = runner.invoke(app, ["view", str(tmp_path / "one"), "--against", str(tmp_path / "gone")])
 

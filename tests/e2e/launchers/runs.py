@@ -79,3 +79,12 @@ def _trace_ids(file: Path) -> set[str]:
         for scope in resource["scopeSpans"]
         for span in scope["spans"]
     }
+
+
+ALLOWED = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl_tcp_if_include": "eth0",
+    "OMPI_MCA_oob_tcp_if_include": "eth0",
+}
+"""Tests are root."""

@@ -9,8 +9,7 @@ import pytest
 
 from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
-from tests.e2e.launchers.runs import assert_live, live_environment, on_nodes, recorded
-from tests.e2e.launchers.test_mpirun import ALLOWED
+from tests.e2e.launchers.runs import ALLOWED, assert_live, live_environment, on_nodes, recorded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.usefixtures("sshd")]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
-from tests.e2e.launchers.runs import assert_live, live_environment, on_nodes, recorded
+from tests.e2e.launchers.runs import ALLOWED, assert_live, live_environment, on_nodes, recorded
 
 pytestmark = [
     pytest.mark.e2e,
@@ -17,14 +17,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun missing: apt-get install openmpi-bin"),
     pytest.mark.usefixtures("sshd"),
 ]
-
-ALLOWED = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_btl_tcp_if_include": "eth0",
-    "OMPI_MCA_oob_tcp_if_include": "eth0",
-}
-"""Tests are root."""
 
 
 def test_commtrace_run_behind_mpirun(two_nodes: list[Node], tmp_path: Path) -> None:

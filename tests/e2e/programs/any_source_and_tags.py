@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import commtrace.auto
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+works: list[Any]
 with commtrace.step(0):
     if rank == 0:
         for size in (1, 2, 3):

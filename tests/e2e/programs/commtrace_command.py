@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from commtrace.benchmarks import device, preflight
 from commtrace.cli.main import main
@@ -20,7 +21,7 @@ _TIMED = device.timed
 _calls = 0
 
 
-def _timed_until_the_fault(*arguments: object) -> int:
+def _timed_until_the_fault(*arguments: Any) -> int:
     global _calls
     _calls += 1
     name, _, number = os.environ["FAULT"].partition("@")
@@ -32,7 +33,7 @@ def _timed_until_the_fault(*arguments: object) -> int:
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
             os.kill(os.getpid(), signal.Signals[name])
-    return _TIMED(*arguments)  # type: ignore[arg-type]
+    return _TIMED(*arguments)
 
 
 def _send_all(number: int) -> None:
@@ -48,7 +49,8 @@ def _stop(pid_file: Path) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         return []
 
-    preflight.unanswered = stop
+    module: Any = preflight
+    module.unanswered = stop
 
 
 if __name__ == "__main__":
@@ -59,7 +61,8 @@ if __name__ == "__main__":
         if "SLURM_STEP_NODELIST" in os.environ:
             os.environ["SLURMD_NODENAME"] = f"gpu{node}"
     if "FAULT" in os.environ and rank == 1:
-        device.timed = _timed_until_the_fault
+        module: Any = device
+        module.timed = _timed_until_the_fault
     if os.environ.get("ABSENT") == str(rank):
         sys.exit(0)
     if "PIDS" in os.environ:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(sys.argv[1])
 IMPORTED = ("before torch", "after torch", "after init")[int(os.environ["RANK"]) % 3]
@@ -84,7 +85,8 @@ def point_to_point() -> None:
     else:
         dist.recv(tensor(21), PREVIOUS)
         dist.send(tensor(22), NEXT)
-    for work in (isend(tensor(23), NEXT), dist.irecv(tensor(23), PREVIOUS)):
+    works: list[Any] = [isend(tensor(23), NEXT), dist.irecv(tensor(23), PREVIOUS)]
+    for work in works:
         work.wait()
     batch = [
         dist.P2POp(dist.isend, tensor(24), NEXT),

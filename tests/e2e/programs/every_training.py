@@ -62,7 +62,7 @@ class Branches(nn.Module):
         left, right = self.blocks[0](x), self.blocks[1](x.flip(-1))
         self.calls += 1
         total = left * right.sigmoid() + (self.sometimes(x) if self.calls % 2 else 0)
-        return self.norm(total.view(-1, WIDTH))  # type: ignore[no-any-return]
+        return self.norm(total.view(-1, WIDTH))
 
 
 class Digest:
@@ -88,7 +88,7 @@ def batches() -> Iterator[torch.Tensor]:
         yield batch
 
 
-def train(model: nn.Module, accumulate: bool = False) -> str:
+def train(model: Any, accumulate: bool = False) -> str:
     digest = Digest()
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=0.01)
@@ -127,7 +127,7 @@ def ddp_accumulates() -> str:
 
 def fsdp2() -> str:
     model = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 4))
-    for block in model[:2]:
+    for block in (model[0], model[1]):
         fully_shard(block)
     return train(fully_shard(model))
 

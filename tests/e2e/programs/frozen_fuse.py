@@ -19,7 +19,7 @@ from fuse import FUSE, FuseOSError, Operations
 ATTRIBUTES = ("st_atime", "st_ctime", "st_gid", "st_mode", "st_mtime", "st_nlink", "st_size", "st_uid")
 
 
-class Frozen(Operations):  # type: ignore[misc]
+class Frozen(Operations):
     """What the recorder asks of a file system."""
 
     def __init__(self, folder: Path, flag: Path) -> None:

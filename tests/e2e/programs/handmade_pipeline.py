@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "pp": 1, "dp": 1, "tp": 1, "chunks": 1, "microbatches": 4, "steps": 14, "schedule": "gpipe", "ring": "",
     "head": 2.0, "slow": -1, "tied": False, "reports_loss": False, "work": 0.004, "mesh": False, "records": False,
 }  # fmt: skip
@@ -70,7 +71,7 @@ def works(chunk_is_last: bool) -> float:
 
 class Work(torch.autograd.Function):
     @staticmethod
-    def forward(context, x, seconds):
+    def forward(context: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
         context.seconds = seconds
         time.sleep(seconds)
         if TP > 1:
@@ -78,7 +79,7 @@ class Work(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(context, gradient):
+    def backward(context: Any, gradient: Any) -> Any:
         time.sleep(2 * context.seconds)
         if TP > 1:
             dist.all_reduce(torch.ones(8), group=tensors)
@@ -93,7 +94,8 @@ sent: list[tuple[dist.Work, torch.Tensor]] = []
 """What is waited for at the end of the step: where stages alternate, two of them would else wait for each other."""
 
 
-def exchange(*, sends: tuple[torch.Tensor, int] | None = None, receives: int | None = None) -> torch.Tensor | None:
+def exchange(*, sends: tuple[torch.Tensor, int] | None = None, receives: int | None = None) -> Any:
+    """Send, receive, or do both; return the tensor that came, or None."""
     operations, received = [], None
     if sends is not None:
         operations.append(dist.P2POp(dist.isend, sends[0], sends[1]))
@@ -129,6 +131,7 @@ class Pipeline:
         gradient = None if self.after is None else exchange(receives=self.after)
         torch.autograd.backward(y, gradient)
         if self.before is not None:
+            assert x.grad is not None
             exchange(sends=(x.grad, self.before))
 
 
@@ -195,12 +198,12 @@ def ring() -> None:
 
     class Attention(torch.autograd.Function):
         @staticmethod
-        def forward(context, x):
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
             once(works(False))
             return x.clone()
 
         @staticmethod
-        def backward(context, gradient):
+        def backward(context: Any, gradient: Any) -> Any:
             once(2 * works(False))
             return gradient
 

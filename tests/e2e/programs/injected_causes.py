@@ -43,7 +43,8 @@ def main(folder: Path, causes: list[str], options: list[str]) -> None:
     # torch's own rendezvous finds the keys of the previous groups in the launcher's store, and hangs on them.
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     init = dist.init_process_group
-    example.use_cpu_for_cuda = functools.cache(example.use_cpu_for_cuda)
+    module: Any = example
+    module.use_cpu_for_cuda = functools.cache(module.use_cpu_for_cuda)
     for cause, _, iterations in (argument.partition("=") for argument in causes):
         own = dist.PrefixStore(cause, store)
         joined = functools.partial(init, store=own, rank=RANK, world_size=int(os.environ["WORLD_SIZE"]))

@@ -26,7 +26,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron_cpu import use_cpu_for_cuda
-from megatron_parts import layers_of_torch, mean_loss
+
+from tests.e2e.programs.megatron_parts import layers_of_torch, mean_loss
 
 LAYERS, HIDDEN, HEADS, SEQUENCE, VOCABULARY = 4, 64, 4, 32, 128
 

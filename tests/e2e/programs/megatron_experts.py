@@ -29,9 +29,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron_cpu import use_cpu_for_cuda
-from megatron_parts import layers_of_torch, mean_loss
 
 import commtrace.auto  # noqa: F401
+from tests.e2e.programs.megatron_parts import layers_of_torch, mean_loss
 
 LAYERS, HIDDEN, SEQUENCE, VOCABULARY, MICROBATCHES, ITERATIONS = 2, 16, 8, 64, 4, 2
 
@@ -81,7 +81,8 @@ def without_streams() -> None:
     cuda.nvtx.range_push = lambda message: None
     cuda.nvtx.range_pop = lambda: None
     cuda.nvtx.range = lambda *arguments, **options: contextlib.nullcontext()
-    torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign]
+    tensors: Any = torch.Tensor
+    tensors.record_stream = lambda tensor, stream: None
     token_dispatcher.maybe_move_tensor_to_cpu = _moved
     moe_utils.te_general_gemm = None  # which 0.16.1 forgets to define where there is no Transformer Engine
 

@@ -121,12 +121,15 @@ def state_dicts() -> None:
 
 
 def operations_of_dtensors() -> None:
+    one: Any
+    other: Any
     one, other = (distribute_tensor(torch.randn(8, 8), MESH, [Shard(0)]) for _ in range(2))
-    for result in (one @ other, one.sum(), one.norm(), torch.topk(one, 2).values, nn.functional.softmax(one, 0)):
+    results: list[Any] = [one @ other, one.sum(), one.norm(), torch.topk(one, 2).values, nn.functional.softmax(one, 0)]
+    for result in results:
         result.full_tensor()
     (one @ one.t()).redistribute(placements=[Replicate()])
     DTensor.from_local(torch.randn(4, 8), MESH, [Shard(0)], run_check=True).redistribute(placements=[Shard(1)])
-    parts = DTensor.from_local(torch.randn(4, 8), MESH, [Partial()])
+    parts: Any = DTensor.from_local(torch.randn(4, 8), MESH, [Partial()])
     parts.redistribute(placements=[Shard(0)])
     (parts + 1).full_tensor()
 
@@ -146,7 +149,7 @@ class _SumOfGradients(torch.autograd.Function):
 def backward_in_other_threads() -> None:
     def train() -> None:
         value = torch.ones(7, requires_grad=True)
-        _SumOfGradients.apply(value * 2).sum().backward()  # type: ignore[no-untyped-call]
+        _SumOfGradients.apply(value * 2).sum().backward()
 
     for _ in range(3):
         thread = threading.Thread(target=train)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._inductor.config
@@ -113,7 +114,7 @@ def operators() -> None:
 
 
 def redistribution() -> None:
-    sharded = distribute_tensor(torch.arange(8.0).reshape(4, 2), MESH, [Shard(0)])
+    sharded: Any = distribute_tensor(torch.arange(8.0).reshape(4, 2), MESH, [Shard(0)])
     sharded.redistribute(MESH, [Replicate()]).to_local()
     sharded.redistribute(MESH, [Replicate()], async_op=True).to_local().sum()
     sharded.redistribute(placements=[Shard(1)]).to_local()
@@ -124,7 +125,7 @@ def redistribution() -> None:
     partial.redistribute(MESH, [Shard(0)]).to_local()
     DTensor.from_local(tensor(4, 2), MESH, [Partial("avg")]).full_tensor()
     distribute_tensor(tensor(5, 2), MESH, [Shard(0)]).full_tensor()  # uneven
-    weight = nn.Parameter(distribute_tensor(tensor(4, 2), MESH, [Shard(0)]))
+    weight: Any = nn.Parameter(distribute_tensor(tensor(4, 2), MESH, [Shard(0)]))
     (weight.redistribute(MESH, [Replicate()]) * 2).sum().backward()
     sharded.sum().full_tensor()
     (sharded @ distribute_tensor(tensor(2, 4), MESH, [Shard(0)])).full_tensor()

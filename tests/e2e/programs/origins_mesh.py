@@ -5,6 +5,8 @@ Four ranks. Some meshes are older than commtrace, some are younger.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -88,7 +90,8 @@ def pipelines_of_sharded_stages() -> None:
         lambda layer: fully_shard(layer, mesh=mesh["inside"]),
         lambda layer: DistributedDataParallel(layer, process_group=mesh.get_group("inside")),
     ):
-        part = PipelineStage(wrap(nn.Linear(8, 8)), stage, 2, torch.device("cpu"), group=mesh.get_group("stage"))
+        wrapped: Any = wrap(nn.Linear(8, 8))
+        part = PipelineStage(wrapped, stage, 2, torch.device("cpu"), group=mesh.get_group("stage"))
         schedule = Schedule1F1B(part, 4, loss_fn=lambda output, target: (output - target).pow(2).mean())
         for _ in range(2):
             schedule.step(tensor(8, 8)) if stage == 0 else schedule.step(target=tensor(8, 8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,7 +118,7 @@ def point_to_point() -> None:
         dist.send(tensor(22), dst=0, group=AGAIN)
         dist.recv(tensor(0), group_src=0)
         dist.send(tensor(5, dtype=torch.int64), 0)
-    works = [dist.isend(tensor(23), NEXT, tag=1), dist.irecv(tensor(23), src=PREVIOUS, tag=1)]
+    works: list[Any] = [dist.isend(tensor(23), NEXT, tag=1), dist.irecv(tensor(23), src=PREVIOUS, tag=1)]
     for work in reversed(works):
         work.wait()
     batch = [P2POp(dist.isend, tensor(24), NEXT), P2POp(op=dist.irecv, tensor=tensor(24), peer=PREVIOUS)]
@@ -238,7 +239,8 @@ def differentiable() -> None:
 
 def spread_in_cpp() -> None:
     """What FSDP1 calls to give all ranks the same model, without a DDP."""
-    dist._verify_params_across_processes(WORLD, [tensor(3), tensor(4)])
+    verify: Any = dist._verify_params_across_processes  # its logger has no default in all versions
+    verify(WORLD, [tensor(3), tensor(4)])
     dist._broadcast_coalesced(AGAIN, [tensor(70), tensor(71), tensor(72, dtype=torch.int64)], 100, 0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,8 +50,8 @@ def main() -> None:
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     digest = hashlib.sha256()
-    samples = [torch.randn(16) for _ in range(2 * STEPS)]
-    batches = iter(DataLoader(samples, batch_size=2))  # type: ignore[arg-type]
+    samples: Any = [torch.randn(16) for _ in range(2 * STEPS)]
+    batches = iter(DataLoader(samples, batch_size=2))
     for number in range(STEPS):
         with commtrace.step(number):
             loss = model(next(batches))

@@ -65,9 +65,10 @@ def by_hand() -> None:
     for _ in range(2 * ITERATIONS):
         trained(torch.randn(4, 16)).sum().backward()
         for parameter in trained.parameters():
+            assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
             with torch.no_grad():
-                parameter -= 0.001 * parameter.grad
+                parameter.sub_(parameter.grad, alpha=0.001)
             parameter.grad = None
 
 

@@ -56,7 +56,8 @@ def main() -> None:
     ray.init(num_cpus=2, include_dashboard=False, runtime_env=variables)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    actors: list[Any] = [Trainer.remote(rank, port) for rank in range(2)]
+    trainer: Any = Trainer  # the decorator has made another class of it
+    actors: list[Any] = [trainer.remote(rank, port) for rank in range(2)]
     try:
         ray.get([actor.train.remote() for actor in actors], timeout=60)
     except ray.exceptions.RayError:

@@ -86,8 +86,8 @@ def snapshot() -> dict[str, Any]:
             for number, content in enumerate(cells(value)):
                 places[f"{owner}.{name}<cell {number}>"] = content
     for name in operators():
-        namespace, _, operator = name.partition(".")[0].partition("::")
-        packet = getattr(getattr(torch.ops, namespace), operator)
+        library, _, operator = name.partition(".")[0].partition("::")
+        packet = getattr(getattr(torch.ops, library), operator)
         places |= {f"torch.ops {name}": packet._op, f"torch.ops {name}.default": packet.default._op}
     places |= {f"gc.callbacks[{number}]": value for number, value in enumerate(gc.callbacks)}
     places |= {f"signal {number}": signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}

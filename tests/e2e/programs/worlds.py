@@ -72,7 +72,8 @@ def store_of_group(number: int, size: int) -> Any:
 
 def weights_group(number: int) -> Any:
     """The group of trainer 0 and both engines, as slime and SGLang make it: its ranks are its own."""
-    group, _ = distributed_c10d._new_process_group_helper(
+    make: Any = distributed_c10d._new_process_group_helper
+    group, _ = make(
         3, number, [], "gloo", PrefixStore("weights", store_of_group(number, 3)), group_name="weights",
         timeout=SECONDS_TO_MEET,
     )  # fmt: skip
@@ -83,12 +84,14 @@ def weights_group(number: int) -> Any:
 def group_by_hand(number: int) -> Any:
     """The group of all, without any function of torch that makes groups, as NeMo-RL makes it for its refit."""
     store = PrefixStore("refit/", store_of_group(number, 4))
-    group, backend = ProcessGroup(store, number, 4), ProcessGroupGloo(PrefixStore("cpu/", store), number, 4)
+    make: Any = ProcessGroupGloo  # torch declares the timeout without its default
+    group: Any = ProcessGroup(store, number, 4)
+    backend = make(PrefixStore("cpu/", store), number, 4)
     backend._set_sequence_number_for_group()
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._set_group_name("refit")
-    world = distributed_c10d._world
+    world: Any = distributed_c10d._world
     world.pg_map[group], world.pg_names[group] = ("gloo", store), "refit"
     world.pg_group_ranks[group] = {rank: rank for rank in range(4)}
     world.pg_backend_config[group] = "cpu:gloo"

@@ -98,8 +98,12 @@ class SimulatedRank:
     usual: Sequence[StepSummary]
     slow: Sequence[StepSummary]
     totals: StepTotals = field(default_factory=StepTotals)
+    splits: dict[tuple[str, str], Split] = field(default_factory=dict)
     at_ns: int = 0
     step: int = 0
+
+    def __post_init__(self) -> None:
+        self.live.split = self.splits
 
     def train_until(self, end_ns: int, slow_from_ns: int) -> None:
         """Complete the steps up to a time since the start."""
@@ -115,7 +119,7 @@ class SimulatedRank:
             self.live.budget.add([Row(schema.STEP, "step", schema.COMPUTE, self.at_ns, done.end_ns)], {})
             for operation in one.operations:
                 # The monitor that compares ranks is not simulated.
-                split = self.live.split.setdefault((operation.operation, operation.role), Split())  # type: ignore[attr-defined]
+                split = self.splits.setdefault((operation.operation, operation.role), Split())
                 split.wait_ns += operation.exposed_ns // 2
                 split.transfer_ns += operation.exposed_ns // 4
             self.at_ns = done.end_ns

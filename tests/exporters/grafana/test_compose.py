@@ -38,9 +38,9 @@ def mounts() -> Iterator[tuple[str, str, str]]:
     for name, service in services().items():
         for volume in service.get("volumes", ()):
             # The default of a variable holds a colon itself.
-            source, target, mode = re.fullmatch(r"(\$\{[^}]*\}|[^:]+):([^:]+):(ro)", volume).groups()  # type: ignore[union-attr]
-            assert mode == "ro"
-            yield name, source, target
+            parts = re.fullmatch(r"(\$\{[^}]*\}|[^:]+):([^:]+):ro", volume)
+            assert parts, volume
+            yield name, parts[1], parts[2]
 
 
 def mounted(service: str, target: str) -> Path:

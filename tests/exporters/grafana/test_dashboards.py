@@ -17,12 +17,14 @@ from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import Device
 from tests.exporters.prometheus.steps import rank, summary
+from tests.json_reading import read_back
 from tests.live.findings import live_straggler
 from tools.grafana.dashboards import DIRECTORY, dashboard_files, dashboards
 from tools.grafana.panels import WIDTH
 from tools.prometheus_rules import Timing, alerts, recording_rules
 
-NAMES = list(dashboards())
+DASHBOARDS: dict[str, dict[str, Any]] = read_back(dashboards())
+NAMES = list(DASHBOARDS)
 
 PANEL_TYPES = {"bargauge", "heatmap", "row", "stat", "state-timeline", "table", "timeseries"}
 UNITS = {"Bps", "bytes", "cps", "dateTimeFromNow", "none", "ops", "percentunit", "s", "short", "string"}
@@ -41,7 +43,7 @@ GLOBAL_VARIABLES = {"__field", "__range", "__rate_interval", "__url_time_range",
 
 
 def panels(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = dashboards()[name]["panels"]
+    found: list[dict[str, Any]] = DASHBOARDS[name]["panels"]
     return found
 
 
@@ -88,7 +90,7 @@ def exported() -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dashboard_asks_only_for_what_is_exported(name: str) -> None:
-    dashboard = dashboards()[name]
+    dashboard = DASHBOARDS[name]
     expressions = [one["expr"] for one in (*targets(name), *dashboard["annotations"]["list"])]
     asked = {word for expr in expressions for word in re.findall(r"commtrace[\w:]+", expr)}
 
@@ -124,8 +126,8 @@ def test_every_expression_is_about_the_chosen_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_variables_that_exist_are_used(name: str) -> None:
-    chosen = {variable["name"] for variable in dashboards()[name]["templating"]["list"]}
-    used = set(re.findall(r"\$\{?([A-Za-z_]\w*)", json.dumps(dashboards()[name])))
+    chosen = {variable["name"] for variable in DASHBOARDS[name]["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([A-Za-z_]\w*)", json.dumps(DASHBOARDS[name])))
 
     assert used <= chosen | GLOBAL_VARIABLES
     assert {"datasource", "docs"} <= chosen
@@ -133,7 +135,7 @@ def test_only_variables_that_exist_are_used(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_variable_begins_with_all_and_every_one_asks_the_chosen_prometheus(name: str) -> None:
-    for variable in dashboards()[name]["templating"]["list"]:
+    for variable in DASHBOARDS[name]["templating"]["list"]:
         assert variable["type"] in {"datasource", "query", "textbox"}
         if variable["type"] == "query":
             assert not variable["includeAll"]
@@ -193,8 +195,8 @@ def test_tables_show_columns_that_their_queries_have(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_links_keep_the_time_and_lead_to_a_dashboard_or_the_documentation(name: str) -> None:
-    uids = {dashboard["uid"]: dashboard for dashboard in dashboards().values()}
-    (menu,) = dashboards()[name]["links"]
+    uids = {dashboard["uid"]: dashboard for dashboard in DASHBOARDS.values()}
+    (menu,) = DASHBOARDS[name]["links"]
     assert (menu["keepTime"], menu["includeVars"]) == (True, True)
     for panel in panels(name):
         for link in links(panel.get("fieldConfig", {})):

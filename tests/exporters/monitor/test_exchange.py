@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ from commtrace.exporters.monitor.messages import (
 from commtrace.exporters.monitor.rendezvous import Address, AddressError
 from commtrace.exporters.monitor.store import MonitorStore
 from tests.exporters.monitor.conftest import TOKEN
-from tests.exporters.monitor.test_store import report, stopped
+from tests.exporters.monitor.made_reports import report, stopped
 
 LIMIT_SECONDS = 30.0
 """Bounded waits take 3 s, on a busy machine somewhat more; what nothing bounds never ends."""
@@ -121,10 +122,14 @@ def test_a_client_that_comes_as_the_monitor_ends_is_no_error(
     server: MonitorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert server._has_begun.wait(LIMIT_SECONDS)
-    loop = server._loop
-    assert loop is not None
+    loop: Any = server._loop  # asyncio does not tell how many callbacks wait
     is_held, goes_on = threading.Event(), threading.Event()
-    loop.call_soon_threadsafe(lambda: (is_held.set(), goes_on.wait(LIMIT_SECONDS)))
+
+    def hold() -> None:
+        is_held.set()
+        goes_on.wait(LIMIT_SECONDS)
+
+    loop.call_soon_threadsafe(hold)
     assert is_held.wait(LIMIT_SECONDS)
     with socket.create_connection((server.address.host, server.address.port), timeout=LIMIT_SECONDS):
         ending = threading.Thread(target=server.close)
@@ -345,7 +350,7 @@ from commtrace.exporters.monitor.exchange import MonitorClient
 from commtrace.exporters.monitor.exchange import MonitorServer
 from commtrace.exporters.monitor.store import MonitorStore
 from tests.exporters.monitor.conftest import TOKEN, JOB
-from tests.exporters.monitor.test_store import report
+from tests.exporters.monitor.made_reports import report
 store = MonitorStore()
 server = MonitorServer(Address("127.0.0.1", 0), TOKEN, store.answer)
 MonitorClient(server.address, TOKEN).exchange(report(1, 7))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ KEY = "commtrace/monitor/run/0"
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The job's store: a real one, which would wait for what is not there."""
     from torch.distributed import PrefixStore, TCPStore
 

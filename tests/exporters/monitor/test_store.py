@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from commtrace.exporters.monitor.messages import (
-    Activity,
     Findings,
     Hang,
-    HangReport,
     Job,
     PeerBaseline,
     Reply,
@@ -19,20 +17,8 @@ from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep, StepTimes
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
-from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
 from tests.exporters.monitor.conftest import JOB
-
-
-def report(rank: int, window: int, job: Job = JOB, groups: tuple[int, ...] = (), findings: bool = False) -> Report:
-    return Report(job, WindowReport(rank, "node0", 3, window), groups, findings)
-
-
-def stopped(rank: int, members: tuple[int, ...] = (), of_rank: int | None = None) -> Hang:
-    groups = (GroupMembers(5, None if members else RankRange(0, 4, 1), members, 0, "dp"),)
-    activity = Activity((1, -1, -1, -1), (), {"5": 3}, (), ())
-    own = rank if of_rank is None else of_rank
-    reported = HangReport(own, "node0", "", "gloo", 1.7e9, 60 * 10**9, 10**9, groups, {}, {}, activity, ())
-    return Hang(JOB, rank, True, reported)
+from tests.exporters.monitor.made_reports import report, stopped
 
 
 def test_the_newest_report_of_each_rank_is_kept(store: MonitorStore) -> None:

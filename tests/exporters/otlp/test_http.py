@@ -120,9 +120,14 @@ def test_of_what_was_sent_and_not_answered_nobody_knows(signal: str, monkeypatch
     with answering(b"") as silent, answering(b"HTTP/1.1 400 no\r\nContent-Length: 0\r\n\r\n") as unwilling:
         for port in (silent.port, unwilling.port, free_port()):
             monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-            sink = HttpSpans() if signal == "spans" else HttpMetrics()
-            outcomes.append(sink.export(job_spans()[0] if signal == "spans" else MetricsData([])))  # type: ignore[arg-type]
-            sink.shutdown()
+            if signal == "spans":
+                spans = HttpSpans()
+                outcomes.append(spans.export(job_spans()[0]))
+                spans.shutdown()
+            else:
+                metrics = HttpMetrics()
+                outcomes.append(metrics.export(MetricsData([])))
+                metrics.shutdown()
 
     assert outcomes == [None, False, False]
 

@@ -247,7 +247,7 @@ def _is_zombie(pid: int) -> bool:
 def test_what_is_asked_after_the_end_is_counted() -> None:
     sender = ProcessSender(CONFIG, live_rank(0))
     sender.close(SECONDS)
-    settled: list[tuple[int, bool]] = []
+    settled: list[tuple[int, bool | None]] = []
     sender.send([], lambda count, was_sent: settled.append((count, was_sent)))
 
     assert settled == []

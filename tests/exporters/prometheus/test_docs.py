@@ -53,7 +53,7 @@ def test_every_metric_is_documented() -> None:
 
 def test_every_alert_and_dashboard_is_documented() -> None:
     assert first_cells("alerts.md", r"`(Commtrace\w+)`") == [alert.name for alert in alerts(Timing())]
-    titles = [dashboard["title"].removeprefix("commtrace / ") for dashboard in dashboards().values()]
+    titles = [str(dashboard["title"]).removeprefix("commtrace / ") for dashboard in dashboards().values()]
     assert [cell for cell in first_cells("grafana.md", r"^ ([A-Z][^`]*?) $") if cell in titles] == titles
 
 

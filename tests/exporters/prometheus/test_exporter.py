@@ -157,7 +157,8 @@ def test_only_those_who_know_the_password_are_told_anything(tmp_path: Path) -> N
     right, wrong = (base64.b64encode(f"scraper:{word}".encode()).decode() for word in ("sécret", "guess"))
 
     assert "commtrace_last_step" in scrape(exporter, Authorization=f"Basic {right}")
-    for headers in ({}, {"Authorization": f"Basic {wrong}"}):
+    refused: tuple[dict[str, Any], ...] = ({}, {"Authorization": f"Basic {wrong}"})
+    for headers in refused:
         with pytest.raises(urllib.error.HTTPError, match="401") as refusal:
             scrape(exporter, **headers)
         assert b"commtrace_" not in refusal.value.read()

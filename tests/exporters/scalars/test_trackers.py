@@ -54,7 +54,7 @@ class WandbRun:
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     module = SimpleNamespace(run=None)
-    monkeypatch.setitem(sys.modules, "wandb", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
 
@@ -104,7 +104,9 @@ def test_a_second_wandb_run_begins_anew(wandb: SimpleNamespace) -> None:
     assert second.summary == {"commtrace/findings": "After step 2: Rank 2 reports again."}
 
 
-def test_a_wandb_run_that_is_finished_meanwhile_is_no_failure(wandb: SimpleNamespace) -> None:
+def test_a_wandb_run_that_is_finished_meanwhile_is_no_failure(
+    wandb: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink, run = WandbRuns(), WandbRun()
     run.error = RuntimeError("the run is finished")
     wandb.run = run
@@ -114,7 +116,7 @@ def test_a_wandb_run_that_is_finished_meanwhile_is_no_failure(wandb: SimpleNames
     def define_metric(name: str, step_metric: str) -> None:
         wandb.run = None  # another thread calls wandb.finish()
 
-    run.define_metric = define_metric  # type: ignore[method-assign]
+    monkeypatch.setattr(run, "define_metric", define_metric)
     sink = WandbRuns()
     sink.write([point(1)], [])
     assert sink.is_ready()
@@ -143,8 +145,8 @@ def test_mlflow_has_the_steps_of_the_job_and_all_findings(monkeypatch: pytest.Mo
     metric = SimpleNamespace(Metric=lambda *given: given)
     runs: list[Any] = []
     fluent = SimpleNamespace(_get_latest_active_run=lambda: runs[-1] if runs else None)
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: client, entities=metric))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "mlflow.tracking.fluent", fluent)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: client, entities=metric))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking.fluent", fluent)
     sink = MlflowRuns()
     sink.write([point(1)], [])
     assert logged == []
@@ -162,9 +164,9 @@ def test_mlflow_has_the_steps_of_the_job_and_all_findings(monkeypatch: pytest.Mo
 def test_an_mlflow_that_shows_no_runs_of_other_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exporter reports the error once. Old versions show all runs to every thread."""
     runs: list[Any] = [None]
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(__version__="9.1"))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(__version__="9.1"))
     fluent = SimpleNamespace(active_run=lambda: runs[-1])
-    monkeypatch.setitem(sys.modules, "mlflow.tracking.fluent", fluent)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mlflow.tracking.fluent", fluent)
     with pytest.raises(RuntimeError, match=r"^no run is open, or MLflow 9\.1 does not show other threads that one is$"):
         MlflowRuns().is_open()
     runs.append(SimpleNamespace(info=SimpleNamespace(run_id="a")))

@@ -60,7 +60,7 @@ def main() -> None:
                 graph.replay()
             norm = loss.clone()
             dist.all_reduce(norm)
-            results.append(norm.item().hex())
+            results.append(float(norm).hex())
 
     for step in range(PROFILED_FROM):
         train(step)

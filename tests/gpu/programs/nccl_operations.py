@@ -50,7 +50,7 @@ def main() -> None:
             )  # nccl2 looks once a second what has ended, and its flight recorder learns no more afterwards
     options.output.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(options.output / f"trace-{rank}.json"))
-    figures: dict[str, Any] = {"checksum": total.item().hex(), "allocated": 0, "reserved": 0}
+    figures: dict[str, Any] = {"checksum": float(total).hex(), "allocated": 0, "reserved": 0}
     figures["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if device.type == "cuda":
         figures["allocated"] = torch.cuda.max_memory_allocated()

@@ -135,7 +135,7 @@ def build(device: torch.device, size: Size, layout: str) -> tuple[nn.Module, tor
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
     loss = model(batch).float().pow(2).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 

@@ -110,6 +110,11 @@ def elapse_backwards(answers: Answers, driver: Driver) -> None:
     )
 
 
+def creation(driver: Driver, flags: int) -> Callable[[Any], object]:
+    """Return what creates an event with these flags."""
+    return lambda event: driver("cuEventCreate", ctypes.byref(event), flags)
+
+
 def grow_the_pool(answers: Answers, driver: Driver) -> None:
     """Time what an event costs that the pool does not have yet."""
     version, stream = ctypes.c_int(), driver.new_stream()
@@ -119,7 +124,7 @@ def grow_the_pool(answers: Answers, driver: Driver) -> None:
     for name, flags in (("timing", _TIMING), ("blocking sync", _BLOCKING_SYNC), ("no timing", _DISABLE_TIMING)):
         events = [ctypes.c_void_p() for _ in calls]
         taken = {
-            "create": mean_us(lambda event, flags=flags: driver("cuEventCreate", ctypes.byref(event), flags), events),
+            "create": mean_us(creation(driver, flags), events),
             "first record": mean_us(lambda event: driver("cuEventRecord", event, stream), events),
             "later ones": mean_us(lambda event: driver("cuEventRecord", event, stream), events),
         }
@@ -249,7 +254,7 @@ def backward(device: str) -> None:
     for _ in range(sized(5_000, 100)):
         tensor = torch.neg(tensor)
     for _ in range(sized(5, 1)):
-        tensor.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        tensor.sum().backward(retain_graph=True)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ def main(answers: Answers) -> None:
 def train(output: Path, variant: str) -> str:
     """Run the job; return its losses and gradient norms."""
     size = ON_GPU if torch.cuda.is_available() else REHEARSED
-    profiled = ["--profile", output, f"{PROFILED.start}:{PROFILED.stop}"] if variant != OFF else []
-    arguments = [
+    profiled: list[str | Path] = ["--profile", output, f"{PROFILED.start}:{PROFILED.stop}"] if variant != OFF else []
+    arguments: list[str | Path] = [
         "train_megatron.py", *profiled, "--tensor", "2", "--pipeline", "2", *size.split(), "--iterations",
         str(ITERATIONS), "--print-losses", output / "losses",
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -54,7 +55,7 @@ def measure(answers: Answers, step: Step) -> None:
     variants = [OFF, *engines(), *modules, PROFILER]
     output = answers.output / step.size
     size = step.size if torch.cuda.is_available() else "tiny"
-    arguments = [
+    arguments: list[str | Path] = [
         "step_times.py", output, "--layout", "ddp", "--size", size, "--variants", ",".join(variants),
         "--turns", str(sized(step.turns, 2)), "--steps", str(sized(10, 2)), "--seconds", str(step.seconds),
     ]  # fmt: skip

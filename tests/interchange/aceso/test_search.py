@@ -22,7 +22,7 @@ from commtrace.interchange.aceso.prediction import predict
 from commtrace.interchange.aceso.profile import AcesoProfile, Case, read_aceso_profile
 from commtrace.interchange.aceso.search import AcesoFound, fullest_mib, search_aceso
 from commtrace.search.megatron import megatron_arguments
-from tests.interchange.aceso.test_aceso import GPT, HEADER
+from tests.interchange.aceso.aceso_files import GPT, HEADER
 from tests.reference import reference_data
 
 

@@ -8,24 +8,14 @@ from typer.testing import CliRunner
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.errors import ImportFileError
-from commtrace.interchange.simulators.aicb_csv import COLUMNS, import_aicb_csv
+from commtrace.interchange.simulators.aicb_csv import import_aicb_csv
 from commtrace.interchange.simulators.aicb_log import log_of_rank, write_log
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
+from tests.interchange.simulators.aicb_files import COMPUTE, END, GATHER, INIT, SEND, write
 from tests.reference import reference_data
 
-INIT = "CommType.all_reduce,CommGroup.dp_group,4,8,init.model_setup,None,None,,1.5,0.0,0.0,1"
-END = "CommType.epoch_end,None,None,0,,None,None,,{},0.0,0.0,1"
-GATHER = "CommType.all_gather,CommGroup.tp_group,2,1073741824,forward,None,None,,2.0,500.0,250.0,1"
-SEND = "CommType.isend,CommGroup.pp_group,2,512,forward,3,None,,0.25,0.0,0.0,1"
-COMPUTE = "CommType.computation,CommGroup.all,None,((2 1 4) (4 8)),forward.Linear,None,None,,4.0,0,0,1"
-AICB_LINES = (INIT, END.format(7.0), COMPUTE, GATHER, SEND, END.format(10.0), GATHER, END.format(2.0))
 MS = 1_000_000
-
-
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("\n".join([",".join(COLUMNS), *lines, ""]))
-    return path
 
 
 def test_epochs_are_the_init_phase_and_steps(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.interchange.simulators import aiob
 from commtrace.interchange.simulators.simai_of_run import class_of, roles_of_groups, workload_of_rank
 from commtrace.interchange.simulators.simai_result import overlaps, result_of, write_options, write_result
+from commtrace.trace.metadata import Group
 from tests.factory import Row, collective, group, make_run, span, stall
 from tests.pipeline_factory import PipelineJob
 
@@ -20,8 +22,8 @@ US = 1000
 TP, DP, WORLD = group("tp", 0, 1), group("dp", 0, 1, ordinal=1), group("world", 0, 1, ordinal=2)
 
 
-def blocking(operation: str, where: object, seq: int, begin: int, end: int, **columns: object) -> list[Row]:
-    row = collective(operation, where, seq, begin, end, **columns)  # type: ignore[arg-type]
+def blocking(operation: str, where: Group, seq: int, begin: int, end: int, **columns: Any) -> list[Row]:
+    row = collective(operation, where, seq, begin, end, **columns)
     return [row, stall(row, begin, end)]
 
 

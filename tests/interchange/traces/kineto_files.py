@@ -57,7 +57,7 @@ def annotation(name: str, start: Any, duration: Any) -> Event:
 
 def write_trace(path: Path, events: Sequence[Event], *, rank: int | None = 0, world_size: int = 1, **top: Any) -> Path:
     """Write a file; gzip where its name ends with gz. ``rank=None``: without distributedInfo."""
-    head = {"schemaVersion": 1}
+    head: dict[str, Any] = {"schemaVersion": 1}
     if rank is not None:
         head["distributedInfo"] = {
             "backend": "nccl",

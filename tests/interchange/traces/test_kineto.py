@@ -21,7 +21,7 @@ from commtrace.interchange.traces.kineto import KinetoOptions, import_kineto
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import group_id
-from tests.interchange.traces.kineto_files import annotation, copy, kernel, nccl, write_trace
+from tests.interchange.traces.kineto_files import NCCL, annotation, copy, kernel, nccl, write_trace
 
 
 def communication_by_size(run: Path) -> list[Communication]:
@@ -77,7 +77,7 @@ def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
 
 def test_ranks_meet_on_group_and_sequence_number(tmp_path: Path) -> None:
     """Rank 1's trace begins one collective later: order would pair the wrong ones."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "collective": "allreduce",
         "group": "0",
         "ranks": [0, 1],
@@ -106,8 +106,18 @@ def test_ranks_meet_on_group_and_sequence_number(tmp_path: Path) -> None:
 
 def test_without_numbers_the_order_inside_the_group_counts(tmp_path: Path) -> None:
     """Written in another order than they ran; the tensor-parallel group does not disturb the count of the other."""
-    dp = {"collective": "_allgather_base", "group": "1", "ranks": [0, 1], "description": "DATA_PARALLEL_GROUP"}
-    tp = {"collective": "allreduce", "group": "2", "ranks": [0], "description": "TENSOR_MODEL_PARALLEL_GROUP"}
+    dp: dict[str, Any] = {
+        "collective": "_allgather_base",
+        "group": "1",
+        "ranks": [0, 1],
+        "description": "DATA_PARALLEL_GROUP",
+    }
+    tp: dict[str, Any] = {
+        "collective": "allreduce",
+        "group": "2",
+        "ranks": [0],
+        "description": "TENSOR_MODEL_PARALLEL_GROUP",
+    }
     files = [
         write_trace(
             tmp_path / f"{rank}.json",
@@ -169,7 +179,9 @@ def test_without_any_description_each_stream_is_a_group_of_all_ranks(tmp_path: P
 def test_sends_and_receives_without_a_description_are_no_all_to_all(
     tmp_path: Path, host: list[str], is_described: bool
 ) -> None:
-    described = {"collective": "allreduce", "group": "0", "ranks": [0, 1], "seq": 1} if is_described else {}
+    described: dict[str, Any] = {}
+    if is_described:
+        described = {"collective": "allreduce", "group": "0", "ranks": [0, 1], "seq": 1}
     files = [
         write_trace(
             tmp_path / f"{rank}.json",
@@ -196,7 +208,7 @@ def test_a_kernel_without_description_takes_that_of_the_call_that_launched_it(tm
     described = nccl(0, 1, collective="_reduce_scatter_base", group="3", ranks=[0, 1, 2, 3], dtype="BFloat16", sent=100)
     call = {**described, "cat": "cpu_op", "name": "record_param_comms"}
     call["args"] = {**described["args"], "External id": 77}
-    trace = write_trace(tmp_path / "rank-0.json", [call, nccl(5, 5, **{"External id": 77})], world_size=4)
+    trace = write_trace(tmp_path / "rank-0.json", [call, kernel(5, 5, NCCL, **{"External id": 77})], world_size=4)
 
     import_kineto([trace], tmp_path / "run")
 
@@ -214,7 +226,7 @@ def test_a_kernel_without_description_takes_that_of_the_call_that_launched_it(tm
         ("", {}, (5, 6, 7)),
     ],
 )
-def test_members_of_a_group(tmp_path: Path, ranks: str, extra: dict[str, int], members: tuple[int, ...]) -> None:
+def test_members_of_a_group(tmp_path: Path, ranks: str, extra: dict[str, Any], members: tuple[int, ...]) -> None:
     configured = {"pg_config": [{"pg_name": "9", "ranks": [5, 6, 7]}]} if "Group size" not in extra else {}
     event = nccl(0, 1, group="9", ranks=ranks, **extra)
     trace = write_trace(tmp_path / "rank-0.json", [event], world_size=8, distributed=configured)
@@ -227,8 +239,8 @@ def test_members_of_a_group(tmp_path: Path, ranks: str, extra: dict[str, int], m
 
 @pytest.mark.parametrize(("splits", "self_bytes"), [("[]", -1), ("[10, 30]", 120), ("[10, ...]", -1)])
 def test_an_uneven_all_to_all_keeps_a_part(tmp_path: Path, splits: str, self_bytes: int) -> None:
-    arguments = {"collective": "all_to_allv", "group": "0", "ranks": [0, 1], "dtype": "Float", "sent": 40}
-    event = nccl(0, 1, **arguments, **{"In split size": splits})
+    arguments: dict[str, Any] = {"collective": "all_to_allv", "group": "0", "ranks": [0, 1], "In split size": splits}
+    event = nccl(0, 1, **arguments, dtype="Float", sent=40)
 
     import_kineto([write_trace(tmp_path / "b.json", [event], rank=1, world_size=2)], tmp_path / "run")
 
@@ -238,7 +250,7 @@ def test_an_uneven_all_to_all_keeps_a_part(tmp_path: Path, splits: str, self_byt
 
 
 def test_messages_are_matched_by_pair_and_order(tmp_path: Path) -> None:
-    arguments = {
+    arguments: dict[str, Any] = {
         "group": "4",
         "ranks": [0, 1],
         "description": "PIPELINE_MODEL_PARALLEL_GROUP",

@@ -15,7 +15,7 @@ from commtrace.cli.main import app
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import RankTrace, Run
 from tests.analysis.clock_jobs import MICROSECOND, SECOND, TrueClock
-from tests.interchange.traces.test_kineto_reference import dlrm
+from tests.interchange.traces.reference_traces import dlrm
 
 
 @pytest.fixture(scope="module")

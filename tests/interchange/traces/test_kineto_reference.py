@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.matching.match import blame_ns
 from commtrace.cli.main import app
+from tests.interchange.traces.reference_traces import dlrm
 from tests.reference import reference_data
 
 
@@ -58,10 +59,6 @@ def imported(files: list[Path], run: Path, *options: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     summary: dict[str, Any] = json.loads(result.stdout)
     return summary
-
-
-def dlrm() -> list[Path]:
-    return sorted(reference_data("kineto", "dlrm_8ranks").glob("*.json.gz"))
 
 
 def hta(pattern: str) -> list[Path]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from commtrace.errors import ImportFileError
 from commtrace.interchange.traces.trace_events import Distributed, TraceFile, nanoseconds
 
-NASTY = [
+NASTY: list[dict[str, Any]] = [
     {"ph": "X", "cat": "kernel", "name": 'a "}, {" b', "ts": 1, "dur": 2},
     {"ph": "X", "cat": "cpu_op", "name": "nested", "args": {"list": [{"a": 1}, {"b": [{}, {}]}, {"c": {}}]}},
     {"ph": "M", "name": "}\\", "args": {"traceEvents": [{}, {}]}},

@@ -14,7 +14,7 @@ from commtrace.interchange.whatif_study.files import import_whatif
 from commtrace.interchange.whatif_study.trace import is_whatif_run, whatif_trace_of
 from commtrace.trace.files.reader import load_run
 from tests.factory import make_run, span
-from tests.interchange.whatif_study.test_files import Operation, operation, two_stages, write_trace
+from tests.interchange.whatif_study.whatif_files import Operation, operation, two_stages, write_trace
 from tests.reference import reference_data
 
 

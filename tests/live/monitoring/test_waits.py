@@ -29,8 +29,8 @@ def step(
     """A step of whose all_reduces one was so many ms in flight, and stalled for as long, or for so many ms."""
     stalled = duration if stalled is None else stalled
     seq = number if seq is None else seq
-    times = [round(ms * MS) for ms in (duration, stalled)]
-    reduced = GroupSummary(GROUP, 0, "all_reduce", "dp", 3, seq, *times, num_bytes=100)
+    in_flight_ns, stalled_ns = round(duration * MS), round(stalled * MS)
+    reduced = GroupSummary(GROUP, 0, "all_reduce", "dp", 3, seq, in_flight_ns, stalled_ns, num_bytes=100)
     return StepSummary("r", rank, number, number * 100 * MS, 100 * MS, {}, {}, collectives=(reduced,))
 
 

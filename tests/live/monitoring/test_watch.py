@@ -10,29 +10,8 @@ import pytest
 
 from commtrace.live.monitoring.findings import BACK, CHANGED, CLEARED, FOUND, SILENT, LiveEvent
 from commtrace.live.monitoring.watch import Watch
-from commtrace.live.monitoring.window import WindowReport
 from commtrace.trace.metadata import DeviceState
-
-MS = 1_000_000
-SECONDS = 4.0
-
-
-def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **columns: object) -> WindowReport:
-    """A rank of a job whose steps last 100 ms; work in ms, what is left is waiting for dp."""
-    waiting = max(100 - sum(work), 0)
-    reported: dict[str, object] = {
-        "host": f"node{rank // 4}",
-        "stage": 0,
-        "steps": 40,
-        "last_step": 40 * window + 39,
-        "duration_ns": 100 * MS,
-        "error_ns": MS // 10,
-        "on_gpu": True,
-        "exposed_ns": {"dp": round(waiting * MS)},
-        **columns,
-    }
-    compute, data, garbage, unknown = (round(part * MS) for part in work)
-    return WindowReport(rank=rank, window=window, work_ns=(compute, data, garbage, 0, 0, unknown), **reported)  # type: ignore[arg-type]
+from tests.live.monitoring.window_reports import MS, SECONDS, report
 
 
 def watched(
@@ -310,7 +289,7 @@ def test_where_neither_peers_nor_the_past_tell_who_is_slow_that_is_said_once_it_
         "(--baseline RUN) or steps from before the change would show it.",
     )
     watched(1, ranks=3, watch=watch, begin=2)
-    assert watch.abstentions == ()
+    assert len(watch.abstentions) == 0
 
 
 def test_without_a_past_a_few_quick_ranks_are_not_the_norm() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def work(step: int, count: int = 50) -> list[Row]:
     return [*spans, *steps(step, step + 1)]
 
 
-def written(tmp_path: Path, budget: Budget, last: int, **options: int) -> SegmentWriter:
+def written(tmp_path: Path, budget: Budget, last: int, **options: Any) -> SegmentWriter:
     writer = SegmentWriter(tmp_path, metadata(), budget=budget, **options)
     writer.write([mark("process_group", GROUP), mark("topology", {"coordinates": {"dp": 1}})])
     for step in range(last):
@@ -45,6 +46,7 @@ def test_the_last_steps_are_kept_with_what_describes_the_rank(tmp_path: Path) ->
     trace = load_run(tmp_path).ranks[0]
     assert trace.groups[7].role == "dp"
     assert trace.coordinates == {"dp": 1}
+    assert trace.discarded is not None
     assert trace.discarded.last_step == steps_kept[0] - 1
     assert trace.discarded.first_step == 0
     assert trace.discarded.bytes > 0

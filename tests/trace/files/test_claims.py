@@ -8,6 +8,8 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,7 +76,7 @@ def test_a_rank_finds_its_world_where_a_listing_on_the_network_is_late(
     old = write_claim(tmp_path / "run-1", ELSEWHERE)
     listing = SimpleNamespace(path=str(old), name=old.name)
     write_claim(tmp_path / "run-1", own, 1)
-    monkeypatch.setattr(claims.os, "scandir", lambda folder: [listing])
+    monkeypatch.setattr("commtrace.trace.files.claims.os.scandir", lambda folder: [listing])
 
     assert Claim(own, below(tmp_path)).settle() == 1
 
@@ -149,11 +151,11 @@ def test_a_claim_that_is_being_written_or_damaged_is_one_for_a_minute(tmp_path: 
     assert Claim(HERE, below(tmp_path)).settle() == 1
 
 
-def _claim_when_told(directory: Path, number: int, go: object, settled: object) -> None:
+def _claim_when_told(directory: Path, number: int, go: Barrier, settled: Queue[int | None]) -> None:
     own = HERE._replace(world=f"{number:016x}", pid=os.getpid(), session=time.time_ns())
-    go.wait()  # type: ignore[attr-defined]
-    settled.put(Claim(own, below(directory)).settle())  # type: ignore[attr-defined]
-    go.wait()  # type: ignore[attr-defined] -- it lives until all have settled
+    go.wait()
+    settled.put(Claim(own, below(directory)).settle())
+    go.wait()  # it lives until all have settled
 
 
 @pytest.mark.timeout(120)

@@ -22,7 +22,7 @@ from tests.trace.rows import mark, metadata, row, steps
 GROUP = {"id": 7, "ranks": [0], "ordinal": 0, "role": "dp", "name": "", "description": "", "backend": "gloo"}
 
 
-def written(tmp_path: Path, last: int, **options: int) -> SegmentWriter:
+def written(tmp_path: Path, last: int, **options: Any) -> SegmentWriter:
     """A batch for every step, with words that are new from time to time."""
     writer = SegmentWriter(tmp_path, metadata(), **options)
     writer.write([mark("process_group", GROUP)])
@@ -188,7 +188,7 @@ def test_the_budget_counts_what_is_there_and_never_holds_both_forms_beyond_it(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", watched)
-    writer = written(tmp_path, 400, budget=budget)  # type: ignore[arg-type]
+    writer = written(tmp_path, 400, budget=budget)
     one_batch = 6_000
     held = sum(path.stat().st_size for path in writer.directory.iterdir())
     assert most <= budget.num_bytes + one_batch

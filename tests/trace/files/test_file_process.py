@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,9 +30,9 @@ def files() -> Iterator[FileProcess]:
     process.close()
 
 
-def eventually(condition: object) -> None:
+def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.02)
 

@@ -13,12 +13,12 @@ from commtrace.errors import RunNotFoundError
 from commtrace.trace.files import reader
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.locate import find_run_directory, runs_below
-from commtrace.trace.files.rank_files import link_as_latest
+from commtrace.trace.files.rank_files import link_as_latest, segment_paths
 from commtrace.trace.files.reader import load_newest, load_run
 from commtrace.trace.files.writer import SegmentWriter
-from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.run import Run
-from tests.trace.rows import mark, metadata, row, steps, write_rank
+from tests.trace.files.nodes import write_node
+from tests.trace.rows import mark, metadata, steps, write_rank
 
 
 def recorded(directory: Path, written_at: int) -> Path:
@@ -100,12 +100,11 @@ def test_a_rank_whose_folder_may_not_be_read_is_skipped_and_named(
 ) -> None:
     for rank in (0, 1):
         write_rank(tmp_path, steps(0, 1), rank=rank, world_size=2)
-    contents = reader.segment_paths
 
     def guarded(folder: Path) -> list[Path]:
         if folder.name == "rank-00001":
             raise PermissionError(13, "Permission denied", str(folder))
-        return contents(folder)
+        return segment_paths(folder)
 
     monkeypatch.setattr(reader, "segment_paths", guarded)
 
@@ -128,36 +127,6 @@ def test_for_a_path_that_does_not_exist_the_runs_there_are_listed(
     head, *lines = refusal(Path("nowhere")).splitlines()
     assert head.endswith("Runs below ./commtrace-runs, the one that was written last at the end:")
     assert [line.split()[0] for line in lines] == ["commtrace-runs/old", "commtrace-runs/new"]
-
-
-SECOND = 1_000_000_000
-BEGAN = 1_700_000_000 * SECOND
-UNTIL = 50 * SECOND
-"""On the monotonic clock of every host, which says 5 s when a rank begins."""
-
-
-def write_node(directory: Path, ranks: list[int], run_id: str, began_s: float = 0, **changes: Any) -> None:
-    """Ranks of one node that record for 45 s."""
-    groups = changes.pop("groups", [list(range(changes.get("world_size", 4)))])
-    began = BEGAN + round(began_s * SECOND)
-    for rank in ranks:
-        marks = [
-            mark("process_group", {"id": 100 + sum(group), "ranks": group, "ordinal": 0, "role": "", "name": "",
-                                   "description": "", "backend": "gloo"})
-            for group in groups
-            if rank in group
-        ]  # fmt: skip
-        fields = {
-            "world_size": 4,
-            "run_id": run_id,
-            "host": run_id,
-            "node": run_id,
-            "boot_id": run_id,
-            "session": began + rank,
-            "anchor": ClockAnchor(5 * SECOND, began),
-            **changes,
-        }
-        write_rank(directory, [*marks, *steps(0, 3), row(start=6 * SECOND, end=UNTIL)], rank=rank, **fields)
 
 
 def test_nodes_that_were_given_other_names_are_one_job(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from commtrace.errors import ConfigurationError, RunNotFoundError
 from commtrace.trace.files.merge import Place, copy, link, merge
 from commtrace.trace.files.reader import load_run
-from tests.trace.files.test_locate import write_node
+from tests.trace.files.nodes import write_node
 from tests.trace.rows import steps, write_rank
 
 

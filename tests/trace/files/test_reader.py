@@ -107,7 +107,7 @@ def test_of_a_long_recording_every_column_is_kept_in_order(tmp_path: Path) -> No
 def test_marks_tell_about_the_rank_and_are_not_spans(tmp_path: Path) -> None:
     group = {"id": 7, "ranks": [0], "ordinal": 0, "role": "", "name": "1", "description": "", "backend": "gloo"}
     anchor = {"monotonic_ns": 50, "realtime_ns": 60, "bracket_ns": 1}
-    in_flight = [{"operation": "all_reduce", "group": 7, "seq": 3, "start": 40}]
+    in_flight: list[dict[str, Any]] = [{"operation": "all_reduce", "group": 7, "seq": 3, "start": 40}]
     rows = [
         mark("process_group", group),
         mark("topology", {"coordinates": {"tp": 1}, "parallel": {"tp": 2}, "framework": {"name": "megatron-core"}}),

@@ -126,7 +126,7 @@ def recorded(directory: Path, *, steps_per_segment: int = 4) -> list[Segment]:
     writer = SegmentWriter(directory, metadata(), steps_per_segment=steps_per_segment)
     writer.write([mark("topology", {"coordinates": {"tp": 0}, "parallel": {"tp": 1}})])
     for one in steps(0, 10):
-        number = one[schema.SCHEMA.get_field_index("step")]
+        number = one.step
         writer.write([row(step=number, start=100 * number + 10, end=100 * number + 60), one])
         if number == 5:
             writer.write([row(kind=schema.DATA, name="data", start=600, end=600)])

@@ -1,0 +1,35 @@
+"""A model whose costs are known, and what predicts times with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from commtrace.planning.layout import Layout
+from commtrace.planning.model import Model
+from commtrace.search.costs import PartTimes, RunCosts
+from commtrace.search.links import Bandwidth, Links, Place
+from commtrace.search.pipeline_time import ChunkTimes
+from commtrace.search.prediction import Predictor
+
+MODEL = Model(layers=8, hidden=1024, heads=16, sequence=1024, vocabulary=50_304)
+LAYOUT = Layout(tp=2, pp=4, dp=1, microbatch=2, microbatches=4, flash_attention=True)
+WITHIN, BETWEEN = Bandwidth(100.0, 1e8), Bandwidth(20.0, 1e8)
+COSTS = RunCosts(
+    model=MODEL,
+    layout=LAYOUT,
+    gpus_per_node=4,
+    parts=PartTimes(ChunkTimes(1_000_000, 2_000_000), ChunkTimes(50_000, 100_000), ChunkTimes(900_000, 1_500_000)),
+    links=Links({Place("tp", False): WITHIN, Place("pp", True): BETWEEN}, {}),
+    optimizer_ns=500_000,
+    step_ns=60_000_000,
+    step_scatter=0.01,
+    notes=(),
+)
+GIB = 1 << 30
+
+
+def exact(scatter: float) -> Predictor:
+    """Return a predictor of steps that scatter. The run has the bandwidth of all roles that it needs."""
+    links = Links({**COSTS.links.bandwidths, Place("embedding", True): BETWEEN}, {})
+    costs = replace(COSTS, links=links, step_scatter=scatter)
+    return Predictor.like(replace(costs, step_ns=Predictor.like(costs).reproduced._replace(rest_ns=0).step_ns))

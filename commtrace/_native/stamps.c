@@ -24,9 +24,9 @@
 #include <time.h>
 
 enum {
-    NUM_SLOTS = 32,       /* of a stamp: replays that the device may be ahead of the thread; a power of two */
-    STAMPS_PER_PAGE = 8,  /* a page is 4 KiB */
-    PAGES_PER_ARENA = 1024,
+    NUM_SLOTS = 64,       /* of a stamp: replays that the device may be ahead of the thread; a power of two */
+    STAMPS_PER_PAGE = 8,  /* a page is 8 KiB */
+    PAGES_PER_ARENA = 512,
     MOST_ARENAS = 32,
     MOST_GRAPHS = 8192,   /* at a time */
     MOST_BYTES_READ = 64 << 20, /* that wait for the harvester */
@@ -1013,12 +1013,14 @@ static bool read_replay(Stamps *stamps, uint64_t begun, bool is_gone) {
     return true;
 }
 
-static void read_graph(Stamps *stamps) {
+/* Whether a replay goes on, or was read. */
+static bool read_graph(Stamps *stamps) {
     Stamper *stamper = &stampers[stamps->device];
-    bool is_gone = atomic_load(&stamps->is_gone);
+    bool is_gone = atomic_load(&stamps->is_gone), is_replayed = false;
     if (stamper->context == stamps->context && atomic_load(&stamps->state) == READ && stamps->num_stamps > 0 &&
         stamps->session == session_of_stamps) {
         uint64_t begun = atomic_load_explicit(&stamper->heads[stamps->number], memory_order_acquire) - stamps->base;
+        is_replayed = stamps->next < begun;
         while (stamps->next < begun && read_replay(stamps, begun, is_gone)) {
             stamps->next++;
             stamps->num_arrived = 0;
@@ -1027,16 +1029,19 @@ static void read_graph(Stamps *stamps) {
     if (is_gone) {
         recycle(stamps);
     }
+    return is_replayed;
 }
 
-void stamps_read(void) {
+bool stamps_read(void) {
+    bool is_replayed = false;
     int known = atomic_load(&num_graphs);
     for (int number = 1; number < known; number++) {
         int state = atomic_load_explicit(&graphs[number]->state, memory_order_acquire);
         if (state == READ || state == ABANDONED) {
-            read_graph(graphs[number]);
+            is_replayed |= read_graph(graphs[number]);
         }
     }
+    return is_replayed;
 }
 
 static void free_readings(void) {

@@ -117,8 +117,8 @@ def test_what_was_overwritten_is_counted(job: StampedJob, tmp_path: Path) -> Non
 
     rows = job.spans(tmp_path, *COMMUNICATION)
     stamped = rows.timing == schema.GRAPH_STAMP_TIMING
-    assert stamped.tolist() == [False] * 68 + [True] * 32
-    assert job.core.stamps_lost() == 68
+    assert stamped.tolist() == [False] * 36 + [True] * 64
+    assert job.core.stamps_lost() == 36
 
 
 def test_several_graphs_are_told_apart(job: StampedJob, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
+from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
@@ -38,7 +38,7 @@ class Adding:
     """A listener that only adds up, as the exporter does."""
 
     def __init__(self) -> None:
-        self.totals = StepTotals()
+        self.totals = StepCounters()
 
     def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
         self.totals.add(summary)

@@ -52,7 +52,7 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepExtras, StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.synth import Synthetic, synthesize
-from commtrace.synth.simulation import StepTimes, simulate
+from commtrace.synth.simulation import SimulatedSteps, simulate
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
@@ -146,7 +146,7 @@ class Truth:
 
     def __init__(self, made: Synthetic) -> None:
         self._made = made
-        self._steps_of: dict[frozenset[int], StepTimes] = {}
+        self._steps_of: dict[frozenset[int], SimulatedSteps] = {}
         self._all = frozenset(range(len(made.job.faults)))
         self._ranks = [frozenset(fault["ranks"]) for fault in made.truth["faults"]]
         self.ranks = frozenset().union(*self._ranks)

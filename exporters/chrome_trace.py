@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.analysis.timeline import Outline, StepBoxes
-from commtrace.exporters.slices import Process, Slice, Words, arrow_of, join_of, layers, processes
+from commtrace.exporters.slices import RankTracks, Slice, Words, arrow_of, join_of, layers, processes
 
 _TIDS_PER_RANK: Final = 100
 
@@ -29,7 +29,7 @@ def write(outline: Outline, steps: Iterable[StepBoxes], output: Path) -> int:
     return num_slices
 
 
-def _events(ranks: Sequence[Process], words: Words, base: int) -> Iterator[dict[str, object]]:
+def _events(ranks: Sequence[RankTracks], words: Words, base: int) -> Iterator[dict[str, object]]:
     for order, rank in enumerate(ranks):
         yield _metadata("process_name", rank.rank + 1, 0, {"name": rank.name})
         yield _metadata("process_sort_index", rank.rank + 1, 0, {"sort_index": order})

@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 
 from commtrace.analysis.timeline import Outline, StepBoxes
 from commtrace.errors import ConfigurationError
-from commtrace.exporters.slices import Process, Sample, Slice, Words, arrow_of, join_of, layers, processes
+from commtrace.exporters.slices import CounterSample, RankTracks, Slice, Words, arrow_of, join_of, layers, processes
 
 INSTALL: Final = "pip install 'perfetto>=0.12'"
 
@@ -59,7 +59,7 @@ class _Writer:
         self._uuids = count(1)
         self._num_slices = 0
 
-    def write(self, ranks: Sequence[Process]) -> int:
+    def write(self, ranks: Sequence[RankTracks]) -> int:
         self._root()
         parents = [self._process(rank, order) for order, rank in enumerate(ranks)]
         for layer in layers(ranks, self._words):
@@ -76,7 +76,7 @@ class _Writer:
         descriptor.process_ordering = self._protocol.TrackDescriptor.PROCESS_ORDERING_EXPLICIT
         self._packet(track_descriptor=descriptor)
 
-    def _process(self, rank: Process, order: int) -> int:
+    def _process(self, rank: RankTracks, order: int) -> int:
         """Declare a rank and its counters, and return its track."""
         process = self._protocol.ProcessDescriptor(pid=rank.rank + 1, process_name=rank.name, legacy_sort_index=order)
         uuid = self._track(name=rank.name, process=process, sibling_order_rank=order)
@@ -127,7 +127,7 @@ class _Writer:
             )
         return self._protocol.DebugAnnotation(name_iid=number, int_value=value)
 
-    def _counter(self, parent: int, name: str, unit: str, samples: Iterable[Sample], order: int) -> None:
+    def _counter(self, parent: int, name: str, unit: str, samples: Iterable[CounterSample], order: int) -> None:
         descriptor = self._protocol.CounterDescriptor
         counter = descriptor(unit=descriptor.UNIT_SIZE_BYTES) if unit == "size_bytes" else descriptor(unit_name="%")
         uuid = self._track(name=name, parent_uuid=parent, counter=counter, sibling_order_rank=order)

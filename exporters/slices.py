@@ -52,7 +52,7 @@ def _nests(one: Slice, open_ends: list[int]) -> bool:
     return not open_ends or one.end <= open_ends[-1]
 
 
-class Layer(NamedTuple):
+class SliceLayer(NamedTuple):
     """Nested slices of a track; ``lane`` is the number of the layer."""
 
     process: int
@@ -62,7 +62,7 @@ class Layer(NamedTuple):
     slices: Sequence[Slice]
 
 
-class Sample(NamedTuple):
+class CounterSample(NamedTuple):
     """The value of a counter from an instant on."""
 
     time: int
@@ -70,14 +70,14 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RankTracks:
     """One rank: its tracks and counters in the order of display."""
 
     rank: int
     name: str
     tracks: Sequence[Track]
-    bytes_in_flight: Sequence[Sample]
-    stalled_percent: Sequence[Sample]
+    bytes_in_flight: Sequence[CounterSample]
+    stalled_percent: Sequence[CounterSample]
 
 
 class Words:
@@ -207,7 +207,7 @@ def arrow_of(one: Slice, words: Words) -> Arrow | None:
     return Arrow(join, False) if (one.table == "transfer") == waited else None
 
 
-def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
+def layers(ranks: Sequence[RankTracks], words: Words) -> list[SliceLayer]:
     """Return all slices in layers, sends first."""
     # An arrow must begin before its end, and viewers keep the order of the file at equal times: the transfer of a
     # posted receive starts when the send does.
@@ -215,20 +215,22 @@ def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
     for process, rank in enumerate(ranks):
         tracks = enumerate(rank.tracks)
         parts = [(position, track.name, layer) for position, track in tracks for layer in track.layers()]
-        found += [Layer(process, position, lane, name, layer) for lane, (position, name, layer) in enumerate(parts)]
+        found += [
+            SliceLayer(process, position, lane, name, layer) for lane, (position, name, layer) in enumerate(parts)
+        ]
     return sorted(found, key=lambda layer: words.operation(layer.slices[0]) != "send")
 
 
-def processes(outline: Outline, steps: Iterable[StepBoxes]) -> list[Process]:
+def processes(outline: Outline, steps: Iterable[StepBoxes]) -> list[RankTracks]:
     """Return the ranks of a timeline with their slices in these steps."""
-    collected = [_Collected(outline, rank) for rank in outline["ranks"]]
+    collected = [_GrowingTracks(outline, rank) for rank in outline["ranks"]]
     for step in steps:
         for boxes in step["ranks"]:
             collected[boxes["rank_index"]].add(step, boxes)
     return [one.process() for one in collected]
 
 
-class _Collected:
+class _GrowingTracks:
     """Tracks of a rank while steps are added. Sends have tracks of their own, see :func:`layers`."""
 
     def __init__(self, outline: Outline, rank: OutlineRank) -> None:
@@ -237,7 +239,7 @@ class _Collected:
         self._names = outline["names"]
         self._lanes = [Track(lane["label"]) for lane in rank["lanes"]]
         self._sends = [Track(lane["label"]) for lane in rank["lanes"]]
-        self._stalled: list[Sample] = []
+        self._stalled: list[CounterSample] = []
 
     def add(self, step: StepBoxes, boxes: RankBoxes) -> None:
         base = step["base_ns"]
@@ -251,14 +253,14 @@ class _Collected:
             sends = self._names[one.columns["name"][one.row]] == "send"
             (self._sends if sends else self._lanes)[lane].slices.extend(_with_transfer(one))
         if end > begin:
-            self._stalled.append(Sample(begin, 100 * sum(boxes["stalls"]["duration"]) / (end - begin)))
+            self._stalled.append(CounterSample(begin, 100 * sum(boxes["stalls"]["duration"]) / (end - begin)))
 
-    def process(self) -> Process:
+    def process(self) -> RankTracks:
         lanes = [track for pair in zip(self._lanes, self._sends, strict=True) for track in pair]
         tracks = [self._step, self._schedule, self._stalls, self._host, *lanes]
         coordinates = " ".join(f"{name}{value}" for name, value in self._rank["coordinates"].items())
         name = " / ".join(filter(None, [self._rank["host"], f"rank {self._rank['rank']}", coordinates]))
-        return Process(
+        return RankTracks(
             self._rank["rank"],
             name,
             [track for track in tracks if track.slices],
@@ -281,7 +283,7 @@ def _with_transfer(one: Slice) -> Iterator[Slice]:
         yield one._replace(start=min(one.start + wait, one.end), table="transfer")
 
 
-def _bytes_in_flight(communications: Iterable[Slice]) -> list[Sample]:
+def _bytes_in_flight(communications: Iterable[Slice]) -> list[CounterSample]:
     """Return the bytes in flight at every change."""
     changes: dict[int, int] = {}
     for one in communications:
@@ -291,5 +293,5 @@ def _bytes_in_flight(communications: Iterable[Slice]) -> list[Sample]:
     samples, total = [], 0
     for time in sorted(changes):
         total += changes[time]
-        samples.append(Sample(time, total))
+        samples.append(CounterSample(time, total))
     return samples

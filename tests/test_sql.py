@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import commtrace
-from commtrace.cli.commands.sql import Format, sql
+from commtrace.cli.commands.sql import TableFormat, sql
 from commtrace.cli.main import app
 from commtrace.errors import CommtraceError
 from commtrace.sql import TABLES, query
@@ -101,7 +101,7 @@ def test_words_that_a_terminal_would_obey_are_escaped_on_one_and_whole_in_a_file
     assert (tmp_path / "names.csv").read_text() == "name\n\x1b[2J\n"
     assert asked(str(tmp_path / "run"), text) == "name   \n\\x1b[2J\n"
     monkeypatch.setattr("sys.stdout", terminal := _Terminal())
-    sql(tmp_path / "run", text, output_format=Format.CSV, output=None)
+    sql(tmp_path / "run", text, output_format=TableFormat.CSV, output=None)
     assert terminal.getvalue() == "name\n\\x1b[2J\n"
 
 

@@ -8,7 +8,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.memory import peak_memory
 from commtrace.errors import ConfigurationError
 from commtrace.planning.call_counts import CallCounts, count_calls
-from commtrace.planning.comparison import Expected, compare_plan, expected_of
+from commtrace.planning.comparison import ExpectedTraffic, compare_plan, expected_of
 from commtrace.planning.plan import Plan, make_plan
 from commtrace.planning.recorded_job import has_sizes, recorded_job, recorded_zero_job
 from commtrace.planning.zero import zero_traffic
@@ -47,7 +47,7 @@ def _expected(run: Run, sent: CallCounts) -> JsonObject:
     zero = recorded_zero_job(run)
     plan: Plan | None = None
     if zero is not None:
-        expected, notes = [Expected(zero.ranks, zero_traffic(zero.job))], zero.notes
+        expected, notes = [ExpectedTraffic(zero.ranks, zero_traffic(zero.job))], zero.notes
     else:
         plan = make_plan(*recorded_job(run))
         expected, notes = expected_of(plan), plan.notes

@@ -141,10 +141,10 @@ class RunServer:
 
 
 def _handler_of(server: RunServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
+    class PageHandler(_Handler):
         site = server
 
-    return Handler
+    return PageHandler
 
 
 class _Handler(BaseHTTPRequestHandler):

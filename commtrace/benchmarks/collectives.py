@@ -18,7 +18,7 @@ import torch.distributed as dist
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.benchmarks.device import nccl_version, timed_iterations
 from commtrace.benchmarks.groups import Round
-from commtrace.benchmarks.job import BenchmarkError, Job
+from commtrace.benchmarks.job import BenchmarkError, BenchmarkJob
 from commtrace.benchmarks.operations import buffer_bytes, make_call, members, tensor_elements
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Results:
         return Baseline(self.made, tuple(self.measurements))
 
 
-class _Own(NamedTuple):
+class _RankTimes(NamedTuple):
     """What one rank measured of one operation and size."""
 
     times_ns: list[int]
@@ -59,7 +59,7 @@ class _Own(NamedTuple):
     is_stopped: bool = False
 
 
-def environment(job: Job) -> dict[str, str]:
+def environment(job: BenchmarkJob) -> dict[str, str]:
     """Return where a measurement was made."""
     nccl = {"nccl": nccl_version()} if job.backend == "nccl" else {}
     return {
@@ -72,7 +72,7 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def measure_collectives(
-    job: Job,
+    job: BenchmarkJob,
     rounds: Sequence[Round],
     settings: Settings,
     results: Results,
@@ -97,7 +97,7 @@ def measure_collectives(
 
 
 def _measure_round(
-    job: Job, each: Round, settings: Settings, dtype: torch.dtype, most_bytes: int, results: Results
+    job: BenchmarkJob, each: Round, settings: Settings, dtype: torch.dtype, most_bytes: int, results: Results
 ) -> Iterator[Measurement]:
     # All ranks make all groups: torch numbers them by the order of the calls.
     groups = {ranks: _new_group(ranks) for ranks in each.groups}
@@ -105,7 +105,7 @@ def _measure_round(
         for size in settings.sizes:
             if not _fits(operation, size, each, most_bytes, results):
                 break
-            own = _Own([])
+            own = _RankTimes([])
             for ranks, group in groups.items():
                 if job.rank in members(operation, ranks):
                     own = _measure_own(job, operation, size, ranks, group, settings, dtype)
@@ -151,14 +151,14 @@ def _fits(operation: str, size: int, each: Round, most_bytes: int, results: Resu
 
 
 def _measure_own(
-    job: Job,
+    job: BenchmarkJob,
     operation: str,
     size: int,
     ranks: Sequence[int],
     group: ProcessGroup | None,
     settings: Settings,
     dtype: torch.dtype,
-) -> _Own:
+) -> _RankTimes:
     assert group is not None
     taking = members(operation, ranks)
     elements = tensor_elements(operation, size, len(ranks), dtype.itemsize)
@@ -180,11 +180,11 @@ def _measure_own(
         times = timed_iterations(call, job.device, settings.warmup, settings.iterations, goes_on)
     except (RuntimeError, ValueError) as error:
         if _REFUSED.search(str(error)):
-            return _Own([], refused=f"{job.backend} of torch {torch.__version__} refuses it.")
+            return _RankTimes([], refused=f"{job.backend} of torch {torch.__version__} refuses it.")
         raise BenchmarkError(
             f"rank {job.rank} failed in {operation} of {size:,} bytes on ranks {list(taking)}: {error}"
         ) from error
-    return _Own(times, is_stopped=int(agreed.item()) == 2)
+    return _RankTimes(times, is_stopped=int(agreed.item()) == 2)
 
 
 def _exchange(agreed: torch.Tensor, pair: Sequence[int], group: ProcessGroup) -> None:
@@ -200,7 +200,7 @@ def _exchange(agreed: torch.Tensor, pair: Sequence[int], group: ProcessGroup) ->
 
 
 def _measurement(
-    job: Job,
+    job: BenchmarkJob,
     group: str,
     operation: str,
     ranks: tuple[int, ...],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from commtrace.benchmarks.operations import Call
 
 
-class Device(NamedTuple):
+class BenchmarkDevice(NamedTuple):
     """A device as it describes itself."""
 
     name: str
@@ -58,16 +58,16 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def describe_device(device: torch.device) -> Device:
+def describe_device(device: torch.device) -> BenchmarkDevice:
     import torch
 
     if device.type != "cuda":
-        return Device("cpu")
+        return BenchmarkDevice("cpu")
     properties = torch.cuda.get_device_properties(device)
     parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     known = [part for part in parts if part is not None]
     pci = "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == len(parts) else ""
-    return Device(device_name(device), str(getattr(properties, "uuid", "")), pci)
+    return BenchmarkDevice(device_name(device), str(getattr(properties, "uuid", "")), pci)
 
 
 def nccl_version() -> str:

@@ -40,7 +40,7 @@ class Rate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ExpectedShare:
     """What one operation reaches on one group at its best of the largest sizes, beside what it should."""
 
     best: Measurement
@@ -92,7 +92,7 @@ def expected_busbw(operation: str, ranks: Sequence[int], nodes: Sequence[str], r
     return rate * fewest
 
 
-def shares(baseline: Baseline, rates: Mapping[str, Rate], nodes: Sequence[str]) -> tuple[Share, ...]:
+def shares(baseline: Baseline, rates: Mapping[str, Rate], nodes: Sequence[str]) -> tuple[ExpectedShare, ...]:
     """Return the share of each operation and group for which there is a rate.
 
     Args:
@@ -105,11 +105,11 @@ def shares(baseline: Baseline, rates: Mapping[str, Rate], nodes: Sequence[str]) 
         if rate is not None:
             largest = sorted(rows, key=lambda one: one.num_bytes)[-_LARGEST_SIZES:]
             best = max(largest, key=lambda one: one.busbw_gbps.mean)
-            found.append(Share(best, rate, expected_busbw(best.operation, best.ranks, nodes, rate.gbps)))
+            found.append(ExpectedShare(best, rate, expected_busbw(best.operation, best.ranks, nodes, rate.gbps)))
     return tuple(found)
 
 
-def decisive(found: Sequence[Share]) -> Share | None:
+def decisive(found: Sequence[ExpectedShare]) -> ExpectedShare | None:
     """Return the lowest share of the operations that fill every link of a ring; of the others if there are none such.
 
     How much of a link all_to_all, gather, scatter and a single message fill depends on more than the link.

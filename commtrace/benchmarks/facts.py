@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from commtrace.benchmarks.device import Device, nccl_version
+from commtrace.benchmarks.device import BenchmarkDevice, nccl_version
 from commtrace.identity import stored_settings
 from commtrace.trace.metadata import NODE_VARIABLES, SLURM_NODE
 
@@ -24,7 +24,7 @@ _ANY_PORT: Final = 9  # nothing is sent to it
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RankFacts:
     """A rank as it describes itself to the others."""
 
     rank: int
@@ -45,7 +45,7 @@ class Facts:
     scheduler_node: str = ""  # the node as the scheduler names it; empty if it does not
 
 
-def collect_facts(rank: int, node: str, master: str, port: int, device: Device) -> Facts:
+def collect_facts(rank: int, node: str, master: str, port: int, device: BenchmarkDevice) -> RankFacts:
     """Describe this process.
 
     Args:
@@ -55,7 +55,7 @@ def collect_facts(rank: int, node: str, master: str, port: int, device: Device) 
     address = _own_address(master)
     interface = next((name for _, name in socket.if_nameindex() if _address_of(name) == address), "")
     settings = stored_settings(os.environ)
-    return Facts(
+    return RankFacts(
         rank=rank,
         node=node,
         host=socket.gethostname(),

@@ -38,7 +38,7 @@ class BenchmarkError(CommtraceError):
     """The job of a benchmark could not go on."""
 
 
-class Stop:
+class StopRequest:
     """Whether the user wants to end the job: SIGINT and SIGTERM ask for it."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchmarkJob:
     """This process among those of the job. Ranks agree through ``control``, a group of gloo."""
 
     rank: int
@@ -59,7 +59,7 @@ class Job:
     device: torch.device
     device_name: str
     control: ProcessGroup
-    stop: Stop = field(default_factory=Stop)
+    stop: StopRequest = field(default_factory=StopRequest)
 
     @property
     def world_size(self) -> int:
@@ -106,7 +106,7 @@ def _free_memory() -> int:
 
 
 @contextmanager
-def join(backend: str = "", seconds: float = 300.0) -> Iterator[Job]:
+def join(backend: str = "", seconds: float = 300.0) -> Iterator[BenchmarkJob]:
     """Yield this process's place in the job that a launcher started.
 
     A ConfigurationError inside is the same on all ranks: it leaves rank 0, and the others end without a word.
@@ -142,7 +142,7 @@ def join(backend: str = "", seconds: float = 300.0) -> Iterator[Job]:
         ) from error
     names: list[str | None] = [None] * place.world_size
     dist.all_gather_object(names, Config.from_env().node_id or socket.gethostname(), group=control)
-    job = Job(place.rank, tuple(map(str, names)), backend, device, device_name(device), control)
+    job = BenchmarkJob(place.rank, tuple(map(str, names)), backend, device, device_name(device), control)
     with _stopped_by_signals(job.stop):
         try:
             yield job
@@ -161,7 +161,7 @@ def first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _stopped_by_signals(stop: Stop) -> Iterator[None]:
+def _stopped_by_signals(stop: StopRequest) -> Iterator[None]:
     """Ask to stop at a signal. If that takes long, a thread says the last words and ends the process."""
     ended = threading.Event()
 

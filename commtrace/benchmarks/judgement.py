@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from commtrace.analysis.communication.baseline import Measurement
 from commtrace.analysis.communication.links import SLOW, SlowLinks
 from commtrace.analysis.formatting import format_ranges, ranges
-from commtrace.benchmarks.facts import Facts
+from commtrace.benchmarks.facts import RankFacts
 from commtrace.trace.json_values import JsonObject
 
 SLOW_DEVICE: Final = {"cuda": 0.9, "cpu": 0.5}
@@ -20,7 +20,7 @@ SLOW_DEVICE: Final = {"cuda": 0.9, "cpu": 0.5}
 _MOST_NAMES: Final = 8
 
 
-class Finding(NamedTuple):
+class PreflightFinding(NamedTuple):
     """What is wrong, and on which nodes."""
 
     check: str
@@ -29,11 +29,11 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PreflightVerdict:
     """The cluster, and each of its nodes."""
 
     nodes: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[PreflightFinding, ...]
     ranks: int
     checked: tuple[str, ...]  # checks that came to an end
     seconds: float
@@ -74,7 +74,7 @@ def _ranks(numbers: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class LaunchedJob:
     """The job as its launcher and scheduler describe it."""
 
     world_size: int
@@ -82,7 +82,7 @@ class Expected:
     nodes: tuple[str, ...] = ()  # that the scheduler gave to the job; empty if it does not say
 
 
-def judge_absent(present: Mapping[int, Facts], expected: Expected, seconds: float) -> Iterator[Finding]:
+def judge_absent(present: Mapping[int, RankFacts], expected: LaunchedJob, seconds: float) -> Iterator[PreflightFinding]:
     """Find ranks that never came, with the names of their nodes as far as others or the scheduler tell them.
 
     Args:
@@ -95,7 +95,7 @@ def judge_absent(present: Mapping[int, Facts], expected: Expected, seconds: floa
         node = _node_beside(rank, present, expected.ranks_per_node)
         beside[node].append(rank) if node else alone.append(rank)
     for node, ranks_of_node in beside.items():
-        yield Finding("started", (node,), f"{_ranks(ranks_of_node)} {said}")
+        yield PreflightFinding("started", (node,), f"{_ranks(ranks_of_node)} {said}")
     if alone:
         came = {_host(name) for one in present.values() for name in (one.scheduler_node, one.host, one.node)}
         silent = tuple(name for name in expected.nodes if _host(name) not in came)
@@ -103,7 +103,7 @@ def judge_absent(present: Mapping[int, Facts], expected: Expected, seconds: floa
         # A list of more nodes than ranks are missing from has spare ones: which are to blame is then not known.
         is_certain = len(silent) == (len(numbers) or _missing_nodes(present, expected.world_size))
         text = f"{_ranks(alone)} {said}; {_where_nobody_came(silent, numbers, present)}"
-        yield Finding("started", silent if is_certain else (), text)
+        yield PreflightFinding("started", silent if is_certain else (), text)
 
 
 def _host(name: str) -> str:
@@ -112,14 +112,14 @@ def _host(name: str) -> str:
     return name if host.isdecimal() else host
 
 
-def _missing_nodes(present: Mapping[int, Facts], world_size: int) -> int | None:
+def _missing_nodes(present: Mapping[int, RankFacts], world_size: int) -> int | None:
     """Return from how many nodes no rank came, if all nodes have equally many; None if they cannot."""
     came = Counter(one.node for one in present.values())
     nodes, rest = divmod(world_size, max(came.values()))
     return None if rest else nodes - len(came)
 
 
-def _node_beside(rank: int, present: Mapping[int, Facts], ranks_per_node: int | None) -> str:
+def _node_beside(rank: int, present: Mapping[int, RankFacts], ranks_per_node: int | None) -> str:
     """Return the node that ranks beside this one named; empty if none came, or they do not agree."""
     if not ranks_per_node:
         return ""
@@ -128,7 +128,7 @@ def _node_beside(rank: int, present: Mapping[int, Facts], ranks_per_node: int | 
     return named.pop() if len(named) == 1 else ""
 
 
-def _where_nobody_came(silent: Sequence[str], numbers: Collection[int], present: Mapping[int, Facts]) -> str:
+def _where_nobody_came(silent: Sequence[str], numbers: Collection[int], present: Mapping[int, RankFacts]) -> str:
     if silent:
         return f"no rank came from {_listed(silent)}"
     came = _listed(list(dict.fromkeys(one.node for one in present.values())))
@@ -143,7 +143,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
-def judge_reached(facts: Mapping[int, Facts], unreached: Mapping[int, Sequence[int] | None]) -> Iterator[Finding]:
+def judge_reached(
+    facts: Mapping[int, RankFacts], unreached: Mapping[int, Sequence[int] | None]
+) -> Iterator[PreflightFinding]:
     """Find ranks that others cannot reach.
 
     Args:
@@ -161,19 +163,19 @@ def judge_reached(facts: Mapping[int, Facts], unreached: Mapping[int, Sequence[i
             continue
         where = f"{facts[target].address} ({facts[target].interface or 'no interface'})"
         if len(sources) >= max(speaking - 1, 1) and speaking > 2:
-            yield Finding("reached", (facts[target].node,), f"no rank reaches rank {target} at {where}")
+            yield PreflightFinding("reached", (facts[target].node,), f"no rank reaches rank {target} at {where}")
         else:
             nodes = tuple(dict.fromkeys(facts[rank].node for rank in (*sources, target)))
-            yield Finding("reached", nodes, f"{_ranks(sources)} cannot reach rank {target} at {where}")
+            yield PreflightFinding("reached", nodes, f"{_ranks(sources)} cannot reach rank {target} at {where}")
 
 
-def judge_silent(facts: Mapping[int, Facts], silent: Iterable[int]) -> Iterator[Finding]:
+def judge_silent(facts: Mapping[int, RankFacts], silent: Iterable[int]) -> Iterator[PreflightFinding]:
     """Name ranks that came, and say nothing any more."""
     for rank in sorted(silent):
-        yield Finding("answers", (facts[rank].node,), f"{_ranks([rank])} started, but no longer answers")
+        yield PreflightFinding("answers", (facts[rank].node,), f"{_ranks([rank])} started, but no longer answers")
 
 
-def judge_settings(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+def judge_settings(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFinding]:
     """Find versions and variables that are not what most ranks have."""
     yield from _differing(facts, "versions", lambda one: one.versions)
     yield from _differing(facts, "environment", lambda one: one.environment)
@@ -181,8 +183,8 @@ def judge_settings(facts: Mapping[int, Facts]) -> Iterator[Finding]:
 
 
 def _differing(
-    facts: Mapping[int, Facts], check: str, values: Callable[[Facts], Mapping[str, str]]
-) -> Iterator[Finding]:
+    facts: Mapping[int, RankFacts], check: str, values: Callable[[RankFacts], Mapping[str, str]]
+) -> Iterator[PreflightFinding]:
     for name in sorted({name for one in facts.values() for name in values(one)}):
         by_value: dict[str | None, list[int]] = defaultdict(list)
         for rank, one in facts.items():
@@ -192,62 +194,62 @@ def _differing(
             if value != usual:
                 is_now, is_else = (f"{text!r}" if text is not None else "not set" for text in (value, usual))
                 text = f"{name} is {is_now} on {_ranks(own)}, and {is_else} on the others"
-                yield Finding(check, tuple(dict.fromkeys(facts[rank].node for rank in own)), text)
+                yield PreflightFinding(check, tuple(dict.fromkeys(facts[rank].node for rank in own)), text)
 
 
-def judge_interfaces(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+def judge_interfaces(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFinding]:
     """Find addresses that other hosts cannot use, names of interfaces that are not there, and slower interfaces."""
     several = len({one.host for one in facts.values()}) > 1
     for one in facts.values():
         if several and one.address.startswith("127."):
             text = f"rank {one.rank} has only the loopback address towards rank 0: MASTER_ADDR must be of the network"
-            yield Finding("interface", (one.node,), text)
+            yield PreflightFinding("interface", (one.node,), text)
     missing = {(one.node, name) for one in facts.values() for name in one.missing_interfaces}
     for node, name in sorted(missing):
-        yield Finding("interface", (node,), f"{name}: {node} has no such interface")
+        yield PreflightFinding("interface", (node,), f"{name}: {node} has no such interface")
     yield from _slower_interfaces(facts)
 
 
-def _slower_interfaces(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+def _slower_interfaces(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFinding]:
     speeds = {one.node: (one.interface, one.interface_mbits) for one in facts.values() if one.interface_mbits}
     fastest = max((speed for _, speed in speeds.values()), default=0)
     for node, (name, speed) in sorted(speeds.items()):
         if speed < fastest:
             text = f"{node} reaches the others through {name} with {speed} Mbit/s, other nodes have {fastest} Mbit/s"
-            yield Finding("interface", (node,), text)
+            yield PreflightFinding("interface", (node,), text)
 
 
-def judge_affinity(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+def judge_affinity(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFinding]:
     """Find ranks that share too few cores, run far from their GPU, or share a GPU."""
-    shared: dict[tuple[str, tuple[int, ...]], list[Facts]] = defaultdict(list)
+    shared: dict[tuple[str, tuple[int, ...]], list[RankFacts]] = defaultdict(list)
     for one in facts.values():
         shared[one.host, tuple(one.cores)].append(one)
     for (_, cores), own in shared.items():
         if len(own) > len(cores) and len(cores) < own[0].machine_cores:
             numbers = _ranks(one.rank for one in own)
             text = f"{numbers} share {len(cores)} of {own[0].machine_cores} cores: bind each to its own"
-            yield Finding("affinity", tuple(dict.fromkeys(one.node for one in own)), text)
+            yield PreflightFinding("affinity", tuple(dict.fromkeys(one.node for one in own)), text)
     for one in facts.values():
         if one.device_cores and not set(one.device_cores) & set(one.cores):
             text = f"rank {one.rank} may not run on a core next to its GPU ({format_ranges(ranges(one.device_cores))})"
-            yield Finding("affinity", (one.node,), text)
+            yield PreflightFinding("affinity", (one.node,), text)
     devices = Counter((one.host, one.device_id) for one in facts.values() if one.device_id)
     for (host, device), count in devices.items():
         if count > 1:
             own = [one for one in facts.values() if (one.host, one.device_id) == (host, device)]
-            yield Finding("affinity", (own[0].node,), f"{_ranks(one.rank for one in own)} use the same GPU")
+            yield PreflightFinding("affinity", (own[0].node,), f"{_ranks(one.rank for one in own)} use the same GPU")
 
 
-def judge_devices(facts: Mapping[int, Facts], rates: Mapping[int, float], kind: str) -> Iterator[Finding]:
+def judge_devices(facts: Mapping[int, RankFacts], rates: Mapping[int, float], kind: str) -> Iterator[PreflightFinding]:
     """Find devices that multiply matrices slower than the median of all."""
     usual = median(rates.values())
     for rank, rate in sorted(rates.items()):
         if rate < SLOW_DEVICE[kind] * usual:
             text = f"the device of rank {rank} multiplies matrices at {rate / usual:.0%} of the median rate"
-            yield Finding("device speed", (facts[rank].node,), text)
+            yield PreflightFinding("device speed", (facts[rank].node,), text)
 
 
-def judge_links(slow: SlowLinks | None) -> Iterator[Finding]:
+def judge_links(slow: SlowLinks | None) -> Iterator[PreflightFinding]:
     """Find pairs of nodes with less bandwidth than the others."""
     if slow is None or slow.within_nodes:
         return
@@ -255,10 +257,10 @@ def judge_links(slow: SlowLinks | None) -> Iterator[Finding]:
     for link in slow.links:
         nodes = (common,) if common is not None else (link.source, link.target)
         text = f"{link.source} and {link.target} reach {link.gbps:.3g} GB/s, other nodes {slow.usual_gbps:.3g} GB/s"
-        yield Finding("bandwidth", nodes, text)
+        yield PreflightFinding("bandwidth", nodes, text)
 
 
-def judge_within_nodes(measurements: Sequence[Measurement]) -> Iterator[Finding]:
+def judge_within_nodes(measurements: Sequence[Measurement]) -> Iterator[PreflightFinding]:
     """Find nodes whose ranks are connected more slowly than those of groups alike."""
     for size in sorted({len(one.ranks) for one in measurements}):
         own = {one.nodes[0]: one.busbw_gbps.mean for one in measurements if len(one.ranks) == size}
@@ -266,4 +268,4 @@ def judge_within_nodes(measurements: Sequence[Measurement]) -> Iterator[Finding]
         for node, gbps in sorted(own.items()):
             if gbps <= SLOW * usual:
                 text = f"within {node} ranks reach {gbps:.3g} GB/s, in other nodes {usual:.3g} GB/s (median)"
-                yield Finding("bandwidth", (node,), text)
+                yield PreflightFinding("bandwidth", (node,), text)

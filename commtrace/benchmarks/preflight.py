@@ -31,13 +31,13 @@ from commtrace.analysis.communication.baseline import Baseline, Measurement
 from commtrace.analysis.communication.links import find_slow_links
 from commtrace.benchmarks.collectives import Results, Settings, measure_collectives
 from commtrace.benchmarks.device import describe_device, device_name, own_device
-from commtrace.benchmarks.facts import Facts, collect_facts
+from commtrace.benchmarks.facts import RankFacts, collect_facts
 from commtrace.benchmarks.groups import choose_groups
-from commtrace.benchmarks.job import BenchmarkError, Job, first_line
+from commtrace.benchmarks.job import BenchmarkError, BenchmarkJob, first_line
 from commtrace.benchmarks.judgement import (
-    Expected,
-    Finding,
-    Verdict,
+    LaunchedJob,
+    PreflightFinding,
+    PreflightVerdict,
     judge_absent,
     judge_affinity,
     judge_devices,
@@ -69,7 +69,7 @@ _SHAPES: Final = {"cuda": Shape(8192, 8192, 8192), "cpu": Shape(256, 256, 256)}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PreflightLimits:
     """Seconds: until all ranks have come, and until a measurement of the network must have ended."""
 
     start: float
@@ -86,20 +86,20 @@ class _Found:
     """What this rank knows so far; only rank 0 has findings."""
 
     nodes: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[PreflightFinding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     ranks: int = 0
-    present: Mapping[int, Facts] = field(default_factory=dict)  # the ranks that have come, once that is decided
+    present: Mapping[int, RankFacts] = field(default_factory=dict)  # the ranks that have come, once that is decided
     stopping: threading.Event = field(default_factory=threading.Event)
     met: threading.Event = field(default_factory=threading.Event)
     last_words: threading.Lock = field(default_factory=threading.Lock)  # held by the thread that says the verdict
 
-    def add(self, check: str, findings: Iterable[Finding]) -> None:
+    def add(self, check: str, findings: Iterable[PreflightFinding]) -> None:
         self.checked.append(check)
         self.findings += findings
 
 
-def preflight(backend: str, limits: Limits, report: Callable[[Verdict], None]) -> bool:
+def preflight(backend: str, limits: PreflightLimits, report: Callable[[PreflightVerdict], None]) -> bool:
     """Check the cluster; rank 0 reports the verdict, and all ranks return whether it is good.
 
     Raises:
@@ -119,10 +119,10 @@ def preflight(backend: str, limits: Limits, report: Callable[[Verdict], None]) -
     began = time.monotonic()
     found = _Found(ranks=place.world_size)
 
-    def verdict() -> Verdict:
+    def verdict() -> PreflightVerdict:
         named = [node for finding in found.findings for node in finding.nodes]
         nodes = tuple(dict.fromkeys([*found.nodes, *named]))
-        return Verdict(
+        return PreflightVerdict(
             nodes, tuple(found.findings), found.ranks, tuple(found.checked), round(time.monotonic() - began, 1)
         )
 
@@ -130,7 +130,7 @@ def preflight(backend: str, limits: Limits, report: Callable[[Verdict], None]) -
         if not found.last_words.acquire(timeout=_ANSWER_SECONDS):
             os._exit(1)  # the verdict was said, and who reads it does not take it
         if place.rank == 0:
-            found.findings.append(Finding("time", (), f"the checks did not end within {limits.total:g} s"))
+            found.findings.append(PreflightFinding("time", (), f"the checks did not end within {limits.total:g} s"))
             report(verdict())
         else:
             sys.stderr.write(f"commtrace: rank {place.rank}: rank 0 gave no verdict within {limits.total:g} s\n")
@@ -171,7 +171,7 @@ def _report_what_is_known(found: _Found, number: signal.Signals, began: float, r
     found.findings += (one for one in judge_silent(found.present, unanswered(others)) if one not in said)
     left = [check for check in _CHECKS if check not in found.checked]
     text = f"{number.name} ended the checks after {time.monotonic() - began:.0f} s; not checked: {', '.join(left)}"
-    found.findings.append(Finding("time", (), text))
+    found.findings.append(PreflightFinding("time", (), text))
     report()
 
 
@@ -218,7 +218,7 @@ def _answering(rank: int) -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-def answers(target: Facts) -> bool:
+def answers(target: RankFacts) -> bool:
     """Return whether a rank answers with its number within a short time."""
     try:
         with socket.create_connection((target.address, target.port), _ANSWER_SECONDS) as connection:
@@ -229,7 +229,7 @@ def answers(target: Facts) -> bool:
     return received == _ANSWER.pack(target.rank)
 
 
-def unanswered(targets: Iterable[Facts]) -> list[int]:
+def unanswered(targets: Iterable[RankFacts]) -> list[int]:
     """Return the ranks that do not answer, all of them asked at once."""
     asked = list(targets)
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -244,7 +244,7 @@ class _Checks:
     local_rank: int
     store: Store
     backend: str
-    limits: Limits
+    limits: PreflightLimits
     found: _Found
 
     def run(self, master: str, port: int, report: Callable[[], None]) -> bool:
@@ -261,7 +261,7 @@ class _Checks:
             self._measure(healthy, present, backend, device)
         return self._conclude(report)
 
-    def _meet(self) -> dict[int, Facts]:
+    def _meet(self) -> dict[int, RankFacts]:
         """Return the ranks that have come in time; rank 0 decides when that is over."""
         if self.rank == 0:
             began = time.monotonic()
@@ -270,10 +270,10 @@ class _Checks:
             present = [rank for rank, is_there in enumerate(come) if is_there]
             self.store.set("present", json.dumps(present))
         ranks: list[int] = decode_json(self._get("present", 2 * self.limits.start), list[int])
-        facts: dict[int, Facts] = {rank: decode_json(self.store.get(f"facts-{rank}"), Facts) for rank in ranks}
+        facts: dict[int, RankFacts] = {rank: decode_json(self.store.get(f"facts-{rank}"), RankFacts) for rank in ranks}
         if self.rank == 0:
             self.found.nodes += dict.fromkeys(one.node for one in facts.values())
-            expected = Expected(
+            expected = LaunchedJob(
                 self.world_size, launchers.ranks_per_node(os.environ), tuple(launchers.listed_nodes(os.environ))
             )
             self.found.add("started", judge_absent(facts, expected, waited))
@@ -285,7 +285,7 @@ class _Checks:
         self._stay_if_stopping()
         return facts
 
-    def _agree(self, present: Mapping[int, Facts]) -> list[int]:
+    def _agree(self, present: Mapping[int, RankFacts]) -> list[int]:
         """Return the ranks that answer, and that nobody misses."""
         if self.rank == 0:
             seconds = 2 * _ANSWER_SECONDS * (1 + len(present) // _THREADS)
@@ -302,7 +302,7 @@ class _Checks:
         return decode_json(self._get("healthy", self.limits.total), list[int])
 
     def _measure(
-        self, healthy: Sequence[int], present: Mapping[int, Facts], backend: str, device: torch.device
+        self, healthy: Sequence[int], present: Mapping[int, RankFacts], backend: str, device: torch.device
     ) -> None:
         """Measure bandwidth and devices among the ranks that answer."""
         try:
@@ -321,7 +321,9 @@ class _Checks:
                 links = Baseline({}, tuple(between)).links()
                 self.found.add("bandwidth between nodes", judge_links(find_slow_links(links)))
 
-    def _join(self, healthy: Sequence[int], present: Mapping[int, Facts], backend: str, device: torch.device) -> Job:
+    def _join(
+        self, healthy: Sequence[int], present: Mapping[int, RankFacts], backend: str, device: torch.device
+    ) -> BenchmarkJob:
         limit = timedelta(seconds=self.limits.network)
         dist.init_process_group(
             backend,
@@ -332,14 +334,14 @@ class _Checks:
         )
         control = dist.new_group(backend="gloo", timeout=limit)
         nodes = tuple(present[rank].node for rank in healthy)
-        return Job(dist.get_rank(), nodes, backend, device, device_name(device), control)
+        return BenchmarkJob(dist.get_rank(), nodes, backend, device, device_name(device), control)
 
-    def _rate_devices(self, job: Job) -> list[float]:
+    def _rate_devices(self, job: BenchmarkJob) -> list[float]:
         dtype = "bfloat16" if job.device.type == "cuda" else "float32"
         (rate,) = measure_matmul([_SHAPES[job.device.type]], job.device, dtype, 5, 20)
         return job.gather(rate.median)
 
-    def _measure_network(self, job: Job) -> tuple[list[Measurement], list[Measurement]]:
+    def _measure_network(self, job: BenchmarkJob) -> tuple[list[Measurement], list[Measurement]]:
         """Return measurements within nodes, and of pairs of nodes."""
         measured = []
         counts = [job.nodes.count(node) for node in job.nodes]
@@ -353,17 +355,17 @@ class _Checks:
             measured.append(results.measurements)
         return measured[0], measured[1]
 
-    def _note_failure(self, healthy: Sequence[int], present: Mapping[int, Facts], error: Exception) -> None:
+    def _note_failure(self, healthy: Sequence[int], present: Mapping[int, RankFacts], error: Exception) -> None:
         """Name the ranks that no longer answer; without any, what the network said."""
         if self.rank != 0:
             return
         gone = unanswered(present[rank] for rank in healthy if rank != 0)
         for rank in gone:
             text = f"rank {rank} stopped answering while bandwidth was measured"
-            self.found.findings.append(Finding("bandwidth", (present[rank].node,), text))
+            self.found.findings.append(PreflightFinding("bandwidth", (present[rank].node,), text))
         if not gone:
             text = f"bandwidth could not be measured: {first_line(error)}"
-            self.found.findings.append(Finding("bandwidth", (), text))
+            self.found.findings.append(PreflightFinding("bandwidth", (), text))
 
     def _conclude(self, report: Callable[[], None]) -> bool:
         """Return whether the verdict of rank 0 is good."""

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from commtrace.benchmarks.job import BenchmarkError, Job
+from commtrace.benchmarks.job import BenchmarkError, BenchmarkJob
 from commtrace.benchmarks.operations import make_call, tensor_elements
-from commtrace.benchmarks.replay_program import MESSAGES, Call, Event, Program, Programs, Step
+from commtrace.benchmarks.replay_program import MESSAGES, CallEvent, CallProgram, Programs, ReplayedCall, Step
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
 _T = TypeVar("_T")
@@ -43,7 +43,7 @@ class Replayed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedCalls:
     """The calls of one role and operation, on all ranks and in all replayed steps."""
 
     role: str
@@ -58,13 +58,13 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ReplayComparison:
     """A replay beside the run."""
 
     steps: int
     recorded_step_ns: int  # mean over ranks and steps
     replayed_step_ns: int
-    rows: tuple[Compared, ...]
+    rows: tuple[ComparedCalls, ...]
     notes: tuple[str, ...]
 
     @property
@@ -75,7 +75,7 @@ class Comparison:
         return {**fields_to_json(self), "ratio": self.ratio}
 
 
-def share(job: Job, value: _T | None) -> _T:
+def share(job: BenchmarkJob, value: _T | None) -> _T:
     """Return the value of rank 0 on all ranks."""
     values = [value]
     dist.broadcast_object_list(values, src=0, group=job.control)
@@ -83,7 +83,7 @@ def share(job: Job, value: _T | None) -> _T:
     return values[0]
 
 
-def replay(job: Job, programs: Programs) -> Comparison | None:
+def replay(job: BenchmarkJob, programs: Programs) -> ReplayComparison | None:
     """Replay the programs, each on its rank; return the comparison on rank 0.
 
     Raises:
@@ -101,10 +101,12 @@ def replay(job: Job, programs: Programs) -> Comparison | None:
 
 
 class _Player:
-    def __init__(self, job: Job, program: Program, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
+    def __init__(
+        self, job: BenchmarkJob, program: CallProgram, groups: Mapping[tuple[int, ...], dist.ProcessGroup]
+    ) -> None:
         self._job, self._program, self._groups = job, program, groups
-        self._issues: dict[Call, Issue] = {}
-        self._tensors: dict[Call, torch.Tensor] = {}
+        self._issues: dict[ReplayedCall, Issue] = {}
+        self._tensors: dict[ReplayedCall, torch.Tensor] = {}
         self._pending: dict[int, Any] = {}
         self._waited: list[Waited] = []
         for call in program.calls:  # memory is not part of what is timed
@@ -128,7 +130,7 @@ class _Player:
         _pass(step.rest_ns)
         return time.perf_counter_ns() - begin
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: CallEvent) -> None:
         call = self._program.calls[event.call]
         start = time.perf_counter_ns()
         if not event.is_wait:
@@ -137,7 +139,7 @@ class _Player:
             self._wait(event.call)
             self._waited.append(Waited(event.call, event.recorded_ns, time.perf_counter_ns() - start))
 
-    def _messages(self, events: Sequence[Event]) -> None:
+    def _messages(self, events: Sequence[CallEvent]) -> None:
         """Issue messages together, as they were: with NCCL, two ranks that both send first would wait for ever."""
         operations = []
         for event in events:
@@ -156,12 +158,12 @@ class _Player:
         if self._job.device.type == "cuda":
             torch.cuda.current_stream(self._job.device).synchronize()
 
-    def _issue_of(self, call: Call) -> Issue:
+    def _issue_of(self, call: ReplayedCall) -> Issue:
         if call not in self._issues:
             self._issues[call] = self._make(call)
         return self._issues[call]
 
-    def _make(self, call: Call) -> Issue:
+    def _make(self, call: ReplayedCall) -> Issue:
         group, device = self._groups[call.ranks], self._job.device
         if call.operation == "barrier":
             return lambda: dist.barrier(group=group, async_op=True)
@@ -176,9 +178,9 @@ class _Player:
         return make_call(call.operation, elements, ranks, group, dtype, device, is_async=True)
 
 
-def _batches(events: Sequence[Event], calls: Sequence[Call]) -> Iterator[Sequence[Event]]:
+def _batches(events: Sequence[CallEvent], calls: Sequence[ReplayedCall]) -> Iterator[Sequence[CallEvent]]:
     """Yield events that are issued together: asynchronous messages in one group right behind one another."""
-    batch: list[Event] = []
+    batch: list[CallEvent] = []
     for event in events:
         call = calls[event.call]
         is_message = call.is_async and call.operation in MESSAGES and not event.is_wait
@@ -194,7 +196,7 @@ def _batches(events: Sequence[Event], calls: Sequence[Call]) -> Iterator[Sequenc
         yield batch
 
 
-def _first(call: Call) -> Sequence[int]:
+def _first(call: ReplayedCall) -> Sequence[int]:
     """Return the ranks of a call with the root in front."""
     if call.peer in call.ranks:
         return (call.peer, *(rank for rank in call.ranks if rank != call.peer))
@@ -217,7 +219,7 @@ def _pass(gap_ns: int) -> None:
         pass
 
 
-def _compare(programs: Programs, everyone: Sequence[Replayed]) -> Comparison:
+def _compare(programs: Programs, everyone: Sequence[Replayed]) -> ReplayComparison:
     calls: dict[tuple[str, str], list[int]] = {}
     for program in programs.ranks:
         for call in program.calls:
@@ -232,10 +234,10 @@ def _compare(programs: Programs, everyone: Sequence[Replayed]) -> Comparison:
             sums[3] += waited.replayed_ns
     recorded = [step.recorded_ns for program in programs.ranks for step in program.steps]
     measured = [time_ns for replayed in everyone for time_ns in replayed.step_ns]
-    return Comparison(
+    return ReplayComparison(
         max(len(program.steps) for program in programs.ranks),
         sum(recorded) // len(recorded),
         sum(measured) // len(measured),
-        tuple(Compared(*key, *sums) for key, sums in sorted(calls.items(), key=lambda item: -item[1][2])),
+        tuple(ComparedCalls(*key, *sums) for key, sums in sorted(calls.items(), key=lambda item: -item[1][2])),
         programs.notes,
     )

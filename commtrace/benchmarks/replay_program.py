@@ -26,7 +26,7 @@ MESSAGES: Final = ("send", "recv")
 _Key = tuple[int, ...]
 
 
-class Call(NamedTuple):
+class ReplayedCall(NamedTuple):
     """A communication of a rank."""
 
     operation: str
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     is_async: bool
 
 
-class Event(NamedTuple):
+class CallEvent(NamedTuple):
     """The issue of a call, or the wait for one that was issued before."""
 
     gap_ns: int  # before it
@@ -51,15 +51,15 @@ class Step(NamedTuple):
     """A step of a rank."""
 
     number: int
-    events: tuple[Event, ...]
+    events: tuple[CallEvent, ...]
     rest_ns: int  # gap behind the last event
     recorded_ns: int
 
 
-class Program(NamedTuple):
+class CallProgram(NamedTuple):
     """What one rank does."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ReplayedCall, ...]
     steps: tuple[Step, ...]
 
 
@@ -67,7 +67,7 @@ class Program(NamedTuple):
 class Programs:
     """The programs of all ranks."""
 
-    ranks: tuple[Program, ...]
+    ranks: tuple[CallProgram, ...]
     groups: tuple[tuple[int, ...], ...]  # all that are needed, in the order in which every rank makes them
     notes: tuple[str, ...]  # what was left out, in sentences
 
@@ -125,9 +125,9 @@ def _program(
     steps: Sequence[int],
     seen: Mapping[_Key, int],
     left_out: Counter[str],
-) -> Program:
+) -> CallProgram:
     spans = trace.spans
-    calls: list[Call] = []
+    calls: list[ReplayedCall] = []
     number_of_row: dict[int, int] = {}
     for row in rows:
         reason = _reason_to_leave_out(analysis, trace, row, seen)
@@ -137,7 +137,7 @@ def _program(
         number_of_row[row] = len(calls)
         role = analysis.roles.ranks[trace.rank].role[row]
         calls.append(
-            Call(
+            ReplayedCall(
                 analysis.run.names[spans.name[row]],
                 analysis.roles.words[role],
                 trace.groups[int(spans.group[row])].ranks,
@@ -147,7 +147,7 @@ def _program(
                 bool(spans.is_async[row]),
             )
         )
-    return Program(tuple(calls), tuple(_steps(trace, number_of_row, calls, steps)))
+    return CallProgram(tuple(calls), tuple(_steps(trace, number_of_row, calls, steps)))
 
 
 def _reason_to_leave_out(analysis: Analysis, trace: RankTrace, row: int, seen: Mapping[_Key, int]) -> str:
@@ -170,7 +170,7 @@ def _reason_to_leave_out(analysis: Analysis, trace: RankTrace, row: int, seen: M
     return ""
 
 
-class _Timed(NamedTuple):
+class _TimedCall(NamedTuple):
     start: int
     end: int  # when the rank went on
     call: int
@@ -178,18 +178,18 @@ class _Timed(NamedTuple):
 
 
 def _steps(
-    trace: RankTrace, number_of_row: Mapping[int, int], calls: Sequence[Call], steps: Sequence[int]
+    trace: RankTrace, number_of_row: Mapping[int, int], calls: Sequence[ReplayedCall], steps: Sequence[int]
 ) -> Iterator[Step]:
     spans = trace.spans
     call_of_id = {int(spans.id[row]): number for row, number in number_of_row.items() if spans.id[row] >= 0}
     timed = []
     for row, number in number_of_row.items():
         start, end = int(spans.start[row]), int(spans.end[row])
-        timed.append((int(spans.step[row]), _Timed(start, start if calls[number].is_async else end, number, False)))
+        timed.append((int(spans.step[row]), _TimedCall(start, start if calls[number].is_async else end, number, False)))
     for row in np.flatnonzero(spans.kind == schema.STALL).tolist():
         waited = call_of_id.get(int(spans.stalled_on[row]))
         if waited is not None and calls[waited].is_async:
-            wait = _Timed(int(spans.start[row]), int(spans.end[row]), waited, True)
+            wait = _TimedCall(int(spans.start[row]), int(spans.end[row]), waited, True)
             timed.append((int(spans.step[row]), wait))
     for step in steps:
         at = np.flatnonzero((spans.kind == schema.STEP) & (spans.step == step))
@@ -200,6 +200,8 @@ def _steps(
         own = sorted((one for number, one in timed if number == step), key=lambda one: (one.start, one.is_wait))
         now, events = begin, []
         for one in own:
-            events.append(Event(max(one.start - now, 0), one.call, one.is_wait, max(one.end - max(one.start, now), 0)))
+            events.append(
+                CallEvent(max(one.start - now, 0), one.call, one.is_wait, max(one.end - max(one.start, now), 0))
+            )
             now = max(now, one.end)
         yield Step(step, tuple(events), max(end - now, 0), end - begin)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from commtrace.analysis.clocks.time_of_day import iso_utc, iso_utc_if_known
-from commtrace.history.store import Entry, is_same_launch
+from commtrace.history.store import StoredRun, is_same_launch
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
 
@@ -77,7 +77,7 @@ class HostReport:
     hosts: tuple[HostTally, ...]
 
 
-def tally_hosts(entries: Iterable[Entry]) -> HostReport:
+def tally_hosts(entries: Iterable[StoredRun]) -> HostReport:
     """Count how often each host of these jobs was named. A job that was copied counts once."""
     runs, judged = Counter[str](), Counter[str]()
     namings: dict[str, list[Naming]] = {}
@@ -107,9 +107,9 @@ def tally_hosts(entries: Iterable[Entry]) -> HostReport:
     return HostReport(len(jobs), sum(map(_is_judged, jobs)), tuple(tallies))
 
 
-def _without_copies(entries: Iterable[Entry]) -> list[Entry]:
+def _without_copies(entries: Iterable[StoredRun]) -> list[StoredRun]:
     """Return every job once, also one whose directory was copied, or lies in parts beside the whole."""
-    jobs: list[Entry] = []
+    jobs: list[StoredRun] = []
     for entry in entries:
         at = next((at for at, one in enumerate(jobs) if is_same_launch(one.facts, entry.facts)), None)
         if at is None:
@@ -120,11 +120,11 @@ def _without_copies(entries: Iterable[Entry]) -> list[Entry]:
     return jobs
 
 
-def _is_judged(entry: Entry) -> bool:
+def _is_judged(entry: StoredRun) -> bool:
     return any(verdict.is_judged for verdict in entry.verdicts)
 
 
-def _named(entry: Entry) -> dict[str, list[Naming]]:
+def _named(entry: StoredRun) -> dict[str, list[Naming]]:
     """Return the causes for which each host was named in one job, the costliest first, each once."""
     found: dict[str, dict[str, Naming]] = {}
     for verdict in sorted(entry.verdicts, key=lambda verdict: (-verdict.attempt, verdict.source)):

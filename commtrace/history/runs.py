@@ -15,7 +15,7 @@ from commtrace.analysis.clocks.time_of_day import iso_utc_if_known
 from commtrace.analysis.hangs.job_end import RUNNING
 from commtrace.errors import CommtraceError, RunNotFoundError, TraceFormatError
 from commtrace.history.facts import RunFacts, facts_of, fingerprint, read_facts
-from commtrace.history.store import Entry, HistoryError, RunHistory
+from commtrace.history.store import HistoryError, RunHistory, StoredRun
 from commtrace.history.verdicts import ANALYSIS, RunVerdict, verdict_of_monitor
 from commtrace.trace.files.jobs import nested_worlds
 from commtrace.trace.files.locate import find_run_directory, rank_directories
@@ -78,7 +78,7 @@ class RunList:
 
     path: Path
     runs: tuple[ListedRun, ...]  # by start, after folders without a readable run
-    entries: tuple[Entry, ...]  # including runs that were deleted
+    entries: tuple[StoredRun, ...]  # including runs that were deleted
     problems: tuple[str, ...] = ()  # of the history file
 
     def to_json(self) -> JsonObject:
@@ -98,13 +98,13 @@ def list_runs(directory: Path, *, now_ns: int, ask: AskProcess = unknown_process
     """
     around, folders = _folders(directory)
     history, problems = RunHistory(around), []
-    known: list[Entry] = []
+    known: list[StoredRun] = []
     try:
         known = history.entries()
     except HistoryError as error:
         problems.append(str(error))
     newest = {entry.directory: entry for entry in known}
-    seen: list[Entry] = []
+    seen: list[StoredRun] = []
     unreadable: dict[str, str] = {}
     notes: dict[str, str] = {}
     for folder in folders:
@@ -193,7 +193,7 @@ def _seen(
     now_ns: int,
     ask: AskProcess,
     facts: RunFacts | None = None,
-) -> Entry:
+) -> StoredRun:
     facts = facts or read_facts(folder, now_ns=now_ns, ask=ask)
     verdicts: tuple[RunVerdict, ...] = ()
     try:
@@ -201,10 +201,10 @@ def _seen(
         verdicts = (found,) if found is not None else ()
     except TraceFormatError as error:
         notes[name] = str(error)
-    return Entry(name, now, facts, facts.hosts, verdicts)
+    return StoredRun(name, now, facts, facts.hosts, verdicts)
 
 
-def _listed(entry: Entry, note: str | None) -> ListedRun:
+def _listed(entry: StoredRun, note: str | None) -> ListedRun:
     problems = (*entry.facts.problems, *([note] if note else []))
     return ListedRun(entry.directory, entry.facts, _of_attempt(entry.verdicts, entry.facts.attempt), problems)
 

@@ -47,7 +47,7 @@ class HistoryError(CommtraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredRun:
     """A job and the verdicts on it."""
 
     directory: str  # name of its run directory, which may be gone
@@ -72,14 +72,14 @@ class RunHistory:
         self._directory = directory
         self.path = directory / FILE_NAME
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoredRun]:
         """Return all entries, none without a file; raise HistoryError if it cannot be read."""
         if not self._is_there():
             return []
         with self._opened("ro") as connection:
             return _read(connection)
 
-    def keep(self, seen: Sequence[Entry]) -> list[Entry]:
+    def keep(self, seen: Sequence[StoredRun]) -> list[StoredRun]:
         """Add or update entries, and return all of them; raise HistoryError if the file cannot be written."""
         self._is_there()
         with self._opened("rwc") as connection:
@@ -94,7 +94,7 @@ class RunHistory:
             connection.execute("COMMIT")
             return _read(connection)
 
-    def joined(self, known: Sequence[Entry], seen: Sequence[Entry]) -> list[Entry]:
+    def joined(self, known: Sequence[StoredRun], seen: Sequence[StoredRun]) -> list[StoredRun]:
         """Return the known entries, updated by the seen ones."""
         entries = list(known)
         for one in seen:
@@ -109,7 +109,7 @@ class RunHistory:
             entries[at] = replace(one, hosts=tuple(hosts), verdicts=tuple(verdicts.values()), id=before.id)
         return entries
 
-    def _is_same_job(self, before: Entry, now: Entry) -> bool:
+    def _is_same_job(self, before: StoredRun, now: StoredRun) -> bool:
         """Return whether two entries are of one job: in one directory, or in one that was renamed since."""
         if before.directory != now.directory and (self._directory / before.directory).is_dir():
             return False
@@ -166,12 +166,12 @@ def _explained(error: sqlite3.Error) -> str:
     return f"{text}. If it is damaged, delete it: runs that are still there are read again."
 
 
-def _read(connection: sqlite3.Connection) -> list[Entry]:
+def _read(connection: sqlite3.Connection) -> list[StoredRun]:
     verdicts: dict[int, list[RunVerdict]] = {}
     for run, text in connection.execute("SELECT run, verdict FROM verdicts ORDER BY run, attempt, source"):
         verdicts.setdefault(run, []).append(_decoded(text, RunVerdict))
     return [
-        Entry(
+        StoredRun(
             str(directory),
             str(fingerprint),
             _decoded(facts, RunFacts),
@@ -185,7 +185,7 @@ def _read(connection: sqlite3.Connection) -> list[Entry]:
     ]
 
 
-def _write(connection: sqlite3.Connection, entry: Entry) -> None:
+def _write(connection: sqlite3.Connection, entry: StoredRun) -> None:
     columns = (entry.directory, entry.fingerprint, _encoded(entry.hosts), _encoded(entry.facts))
     if entry.id is None:
         cursor = connection.execute(

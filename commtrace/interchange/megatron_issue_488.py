@@ -27,7 +27,7 @@ LAYOUT: Final = Layout(
 _WHOLE, _GPU, _ITERATION = "whole model", "fullest GPU", "one iteration"
 
 
-class _Sizes(NamedTuple):
+class _SampleSizes(NamedTuple):
     """Elements of the model and on each GPU, by the formulas of the tool."""
 
     parameters: int
@@ -37,7 +37,7 @@ class _Sizes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedNumber:
     """A number of the tool beside ours."""
 
     of: str
@@ -51,10 +51,10 @@ class Compared:
         return fields_to_json(self)
 
 
-def _tool_sizes() -> _Sizes:
+def _tool_sizes() -> _SampleSizes:
     h, s, n, f, v = MODEL.hidden, MODEL.sequence, MODEL.layers, MODEL.ffn, MODEL.vocabulary
     t, p, b = LAYOUT.tp, LAYOUT.pp, LAYOUT.microbatch
-    return _Sizes(
+    return _SampleSizes(
         parameters=v * h + s * h + n * (7 * h + 4 * h * h + 3 * f * h + 2 * f),
         gpu_parameters=v * h // t + s * h + n // p * (7 * h + 4 * h * h // t + 3 * f * h // t + 2 * f),
         activations=n * s * b * (10 * h + 4 * f) + (3 * s * b * h + 9 * s * b * v) // 2,
@@ -67,15 +67,15 @@ def sample_plan() -> Plan:
     return make_plan(MODEL, LAYOUT)
 
 
-def compare(plan: Plan) -> tuple[Compared, ...]:
+def compare(plan: Plan) -> tuple[ComparedNumber, ...]:
     """Return every number of the tool's sample beside that of ``plan``, which is :func:`sample_plan`."""
     return (*_compare_memory(plan), *_compare_communication(plan))
 
 
-def _compare_memory(plan: Plan) -> Iterator[Compared]:
+def _compare_memory(plan: Plan) -> Iterator[ComparedNumber]:
     tool = _tool_sizes()
     undivided = make_plan(MODEL, Layout(microbatch=LAYOUT.microbatch, flash_attention=True)).fullest.memory
-    yield Compared(
+    yield ComparedNumber(
         _WHOLE,
         "parameters",
         "parameters",
@@ -86,7 +86,7 @@ def _compare_memory(plan: Plan) -> Iterator[Compared]:
     yield from _compare_states(
         _WHOLE, (2 * tool.parameters, 4 * tool.parameters, 12 * tool.parameters, 2 * tool.activations), undivided
     )
-    yield Compared(
+    yield ComparedNumber(
         _GPU,
         "parameters",
         "parameters",
@@ -102,18 +102,18 @@ def _compare_memory(plan: Plan) -> Iterator[Compared]:
     )
 
 
-def _compare_states(of: str, tool: tuple[int, int, int, int], memory: Memory) -> Iterator[Compared]:
+def _compare_states(of: str, tool: tuple[int, int, int, int], memory: Memory) -> Iterator[ComparedNumber]:
     parameters, gradients, optimizer, activations = tool
     because = "follows from the parameters"
     kept = "tool: 10sbh + 4sbf elements a layer, 4.5 each logit; here: 9sbh + 3sbf, 2 each logit"
-    yield Compared(of, "parameters", "bytes", parameters, memory.parameters_bytes, because)
-    yield Compared(of, "gradients", "bytes", gradients, memory.gradients_bytes, because)
-    yield Compared(of, "optimizer", "bytes", optimizer, memory.optimizer_bytes, because)
-    yield Compared(of, "activations", "bytes", activations, memory.activations_bytes, kept)
-    yield Compared(of, "total", "bytes", sum(tool), memory.peak_bytes, "the sum")
+    yield ComparedNumber(of, "parameters", "bytes", parameters, memory.parameters_bytes, because)
+    yield ComparedNumber(of, "gradients", "bytes", gradients, memory.gradients_bytes, because)
+    yield ComparedNumber(of, "optimizer", "bytes", optimizer, memory.optimizer_bytes, because)
+    yield ComparedNumber(of, "activations", "bytes", activations, memory.activations_bytes, kept)
+    yield ComparedNumber(of, "total", "bytes", sum(tool), memory.peak_bytes, "the sum")
 
 
-def _compare_communication(plan: Plan) -> Iterator[Compared]:
+def _compare_communication(plan: Plan) -> Iterator[ComparedNumber]:
     """Yield operations and tensor bytes of all GPUs in an iteration, without the all-reduce of the embedding."""
     m, layers, world = LAYOUT.microbatches, MODEL.layers // LAYOUT.pp, LAYOUT.world_size
     hidden_bytes = 2 * MODEL.sequence * LAYOUT.microbatch * MODEL.hidden
@@ -136,14 +136,14 @@ def _compare_communication(plan: Plan) -> Iterator[Compared]:
     our_calls = {name: totals[role].calls + (received if role == "pp" else 0) for name, role in ours.items()}
     our_bytes = {name: totals[role].tensor_bytes for name, role in ours.items()}
     for name, (count, difference) in calls.items():
-        yield Compared(_ITERATION, name, "operations", count, our_calls[name], difference)
+        yield ComparedNumber(_ITERATION, name, "operations", count, our_calls[name], difference)
     all_calls = sum(count for count, _ in calls.values())
-    yield Compared(_ITERATION, "all", "operations", all_calls, sum(our_calls.values()), "the sum")
+    yield ComparedNumber(_ITERATION, "all", "operations", all_calls, sum(our_calls.values()), "the sum")
     for name, (count, difference) in num_bytes.items():
-        yield Compared(_ITERATION, name, "bytes", count, our_bytes[name], difference)
+        yield ComparedNumber(_ITERATION, name, "bytes", count, our_bytes[name], difference)
     all_bytes = sum(count for count, _ in num_bytes.values())
     wire_bytes = sum(totals[role].wire_bytes for role in ours.values())
-    yield Compared(
+    yield ComparedNumber(
         _ITERATION,
         "all",
         "bytes",

@@ -144,7 +144,7 @@ class Intervals(NamedTuple):
     end: Int64
 
 
-class Stalls(NamedTuple):
+class ImportedStalls(NamedTuple):
     """Stalls as columns, ns; ``on`` is the position of the communication."""
 
     start: Int64
@@ -169,7 +169,7 @@ def gaps(steps: Intervals, work: Intervals, step: Int64) -> Intervals:
     return Intervals(end[:-1][idle], start[1:][idle])
 
 
-def stalls(idle: Intervals, communications: Intervals) -> Stalls:
+def stalls(idle: Intervals, communications: Intervals) -> ImportedStalls:
     """Return the stalls in the gaps of a lane; by gap, and in each from its end backwards.
 
     The communication that ends last in a gap delayed the next work. The time before its launch belongs to the one that
@@ -195,4 +195,4 @@ def stalls(idle: Intervals, communications: Intervals) -> Stalls:
         until[1:] = np.minimum(until[1:], np.minimum.accumulate(begin)[:-1])
     found = np.flatnonzero(until > begin)
     found = found[np.argsort(gap[found], kind="stable")]
-    return Stalls(begin[found], until[found], on[found])
+    return ImportedStalls(begin[found], until[found], on[found])

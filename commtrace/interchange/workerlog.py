@@ -43,7 +43,7 @@ _LONGEST_LINE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _LoggedJob:
     """One line. ``step`` counts from the first step in the log."""
 
     type: str
@@ -62,19 +62,19 @@ class _Job:
         return self.step, self.type, self.chunk, self.microbatch
 
 
-class _Log(NamedTuple):
+class _WorkerLog(NamedTuple):
     path: Path
     node: str
     local_rank: int
     first_step: int
-    jobs: list[_Job]
+    jobs: list[_LoggedJob]
     unreadable: int = 0
 
 
-class _Message(NamedTuple):
+class _LogMessage(NamedTuple):
     """A message that a stage sends or receives for a job; ``number`` counts those from sender to receiver."""
 
-    job: _Job
+    job: _LoggedJob
     is_send: bool
     peer: int
     number: int
@@ -150,9 +150,9 @@ def _machine(log: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _read(path: Path) -> _Log:
+def _read(path: Path) -> _WorkerLog:
     lines, first_step = 0, 0
-    jobs: list[_Job] = []
+    jobs: list[_LoggedJob] = []
     try:
         with open_file(path) as file:
             while line := file.readline(_LONGEST_LINE).decode("utf-8", "replace"):
@@ -172,14 +172,14 @@ def _read(path: Path) -> _Log:
         )
     node = path.parent.name if _MACHINE.match(path.parent.name) else "host0"
     local_rank = int(_NAME.findall(path.name)[0])
-    return _Log(path, node, local_rank, first_step, _with_steps(jobs), lines - len(jobs))
+    return _WorkerLog(path, node, local_rank, first_step, _with_steps(jobs), lines - len(jobs))
 
 
-def _job(match: re.Match[str]) -> _Job | None:
+def _job(match: re.Match[str]) -> _LoggedJob | None:
     start, end = _nanoseconds(match["start"]), _nanoseconds(match["end"])
     if start is None or end is None or end < start:
         return None
-    return _Job(match["type"], int(match["chunk"] or 0), int(match["microbatch"]), start, end)
+    return _LoggedJob(match["type"], int(match["chunk"] or 0), int(match["microbatch"]), start, end)
 
 
 def _nanoseconds(milliseconds: str) -> int | None:
@@ -190,7 +190,7 @@ def _nanoseconds(milliseconds: str) -> int | None:
     return time if 0 <= time <= _LATEST_NS else None
 
 
-def _with_steps(jobs: Sequence[_Job]) -> list[_Job]:
+def _with_steps(jobs: Sequence[_LoggedJob]) -> list[_LoggedJob]:
     """Return the jobs by start, with their steps: a step ends when one of its jobs is repeated."""
     step, seen, numbered = 0, set[tuple[int, str, int, int]](), []
     for job in sorted(jobs, key=lambda job: (job.start, job.end)):
@@ -203,10 +203,10 @@ def _with_steps(jobs: Sequence[_Job]) -> list[_Job]:
     return numbered
 
 
-def _messages(stages: Sequence[Sequence[_Job]], chunks: int) -> dict[int, list[_Message]]:
+def _messages(stages: Sequence[Sequence[_LoggedJob]], chunks: int) -> dict[int, list[_LogMessage]]:
     """Return, by stage, the messages that it receives before its jobs and sends after them."""
     of_key = [{job.key: job for job in jobs if job.is_phase} for jobs in stages]
-    found: dict[int, list[_Message]] = {stage: [] for stage in range(len(stages))}
+    found: dict[int, list[_LogMessage]] = {stage: [] for stage in range(len(stages))}
     numbers: dict[tuple[int, int], int] = {}
     for stage, jobs in enumerate(stages):
         for before, job in pairwise([None, *jobs]):
@@ -218,12 +218,12 @@ def _messages(stages: Sequence[Sequence[_Job]], chunks: int) -> dict[int, list[_
             number = numbers.get((sender, stage), 0)
             numbers[sender, stage] = number + 1
             posted = min(before.end if before else job.start, job.start)
-            found[stage].append(_Message(job, False, sender, number, posted, job.start))
-            found[sender].append(_Message(sent, True, stage, number, sent.end, sent.end))
+            found[stage].append(_LogMessage(job, False, sender, number, posted, job.start))
+            found[sender].append(_LogMessage(sent, True, stage, number, sent.end, sent.end))
     return found
 
 
-def _source(job: _Job, stage: int, stages: int, chunks: int) -> tuple[int, int] | None:
+def _source(job: _LoggedJob, stage: int, stages: int, chunks: int) -> tuple[int, int] | None:
     """Return stage and chunk of a job's input; None at the start of the pipeline, or if it is the stage itself."""
     place = job.chunk * stages + stage + (-1 if job.type == "forward" else 1)
     if not 0 <= place < chunks * stages or place % stages == stage:
@@ -231,7 +231,7 @@ def _source(job: _Job, stage: int, stages: int, chunks: int) -> tuple[int, int] 
     return place % stages, place // stages
 
 
-def _rows(rank: int, log: _Log, messages: Sequence[_Message], group: Group) -> Iterator[Row]:
+def _rows(rank: int, log: _WorkerLog, messages: Sequence[_LogMessage], group: Group) -> Iterator[Row]:
     yield from _step_rows(log)
     for job in log.jobs:
         kind = _KINDS.get(job.type, schema.PHASE)
@@ -251,7 +251,7 @@ def _rows(rank: int, log: _Log, messages: Sequence[_Message], group: Group) -> I
         yield from _message_rows(rank, log, message, number, group)
 
 
-def _step_rows(log: _Log) -> Iterator[Row]:
+def _step_rows(log: _WorkerLog) -> Iterator[Row]:
     begins: dict[int, int] = {}
     for job in log.jobs:
         begins.setdefault(job.step, job.start)
@@ -262,7 +262,7 @@ def _step_rows(log: _Log) -> Iterator[Row]:
         )
 
 
-def _message_rows(rank: int, log: _Log, message: _Message, number: int, group: Group) -> Iterator[Row]:
+def _message_rows(rank: int, log: _WorkerLog, message: _LogMessage, number: int, group: Group) -> Iterator[Row]:
     name = "send" if message.is_send else "recv"
     job = message.job
     step = log.first_step + job.step

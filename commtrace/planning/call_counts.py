@@ -20,7 +20,7 @@ OUTSIDE: Final = "outside"
 _WHEN: Final = (OUTSIDE, "forward", "backward")
 
 
-class Call(NamedTuple):
+class CountedCall(NamedTuple):
     """A kind of communication."""
 
     role: str
@@ -29,7 +29,7 @@ class Call(NamedTuple):
     num_bytes: int  # of the full tensor; −1 if unknown
 
 
-Counts: TypeAlias = Mapping[Call, int]
+Counts: TypeAlias = Mapping[CountedCall, int]
 """The calls of one rank in one step."""
 
 Shape: TypeAlias = frozenset[tuple[tuple[str, str, int], int]]
@@ -110,12 +110,12 @@ def _steps(analysis: Analysis, trace: RankTrace) -> Iterator[tuple[int, Counts]]
     rows = np.flatnonzero(communication_rows(spans))
     role = roles.ranks[trace.rank].role[rows]
     columns = (spans.step[rows], role, spans.name[rows], _when(spans, rows), spans.bytes[rows])
-    counts: dict[int, dict[Call, int]] = {step: {} for step in analysis.steps.used}
+    counts: dict[int, dict[CountedCall, int]] = {step: {} for step in analysis.steps.used}
     if len(rows):
         example, which = grouped_rows(columns)
         values = zip(*(column[example].tolist() for column in columns), np.bincount(which).tolist(), strict=True)
         for step, word, name, when, num_bytes, count in values:
-            call = Call(roles.words[word], analysis.run.names[name], _WHEN[when], num_bytes)
+            call = CountedCall(roles.words[word], analysis.run.names[name], _WHEN[when], num_bytes)
             counts.setdefault(step, {})[call] = count
     yield from sorted(counts.items())
 

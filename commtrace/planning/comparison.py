@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.errors import ConfigurationError
-from commtrace.planning.call_counts import OUTSIDE, Call, CallCounts, Counts, Shape, is_uneven, shape
+from commtrace.planning.call_counts import OUTSIDE, CallCounts, CountedCall, Counts, Shape, is_uneven, shape
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.memory import Memory
 from commtrace.planning.plan import Plan, make_plan
@@ -29,7 +29,7 @@ ALIKE: Final = 0.05
 """A peak is as planned within this share of the plan: workspaces and the rounding of blocks always add a little."""
 
 
-class Expected(NamedTuple):
+class ExpectedTraffic(NamedTuple):
     """What each of some ranks should send in an iteration, and hold."""
 
     ranks: Sequence[int]
@@ -111,7 +111,7 @@ def _lost(row: TrafficRow) -> tuple[bool, int]:
 
 
 def compare_plan(
-    expected: Iterable[Expected],
+    expected: Iterable[ExpectedTraffic],
     sent: CallCounts,
     problems: Sequence[str] = (),
     peaks: Iterable[RankMemory] = (),
@@ -162,7 +162,7 @@ def _joined(rows: Iterable[TrafficRow]) -> Iterator[TrafficRow]:
         yield replace(row, ranks=tuple(sorted(together)))
 
 
-def expected_of_run(run: Run) -> tuple[list[Expected], tuple[str, ...]]:
+def expected_of_run(run: Run) -> tuple[list[ExpectedTraffic], tuple[str, ...]]:
     """Return what the ranks of a run should send by the sizes that it recorded, and notes.
 
     Raises:
@@ -170,16 +170,16 @@ def expected_of_run(run: Run) -> tuple[list[Expected], tuple[str, ...]]:
     """
     zero = recorded_zero_job(run)
     if zero is not None:
-        return [Expected(zero.ranks, zero_traffic(zero.job))], zero.notes
+        return [ExpectedTraffic(zero.ranks, zero_traffic(zero.job))], zero.notes
     plan = make_plan(*recorded_job(run))
     return expected_of(plan), plan.notes
 
 
-def expected_of(plan: Plan) -> list[Expected]:
+def expected_of(plan: Plan) -> list[ExpectedTraffic]:
     """Return what the ranks of a plan should send, with the roles that are recorded."""
     has_context_parallelism = plan.layout.cp > 1
     return [
-        Expected(
+        ExpectedTraffic(
             stage.ranks,
             stage.traffic
             if has_context_parallelism
@@ -191,7 +191,7 @@ def expected_of(plan: Plan) -> list[Expected]:
 
 
 def _notes(
-    expected: Sequence[Expected], sent: CallCounts, absent: list[int], others: list[int], some_rank: int
+    expected: Sequence[ExpectedTraffic], sent: CallCounts, absent: list[int], others: list[int], some_rank: int
 ) -> Iterator[str]:
     if absent:
         yield f"The plan also has {format_ranks(absent)}: not recorded, so not compared."
@@ -211,7 +211,7 @@ def _rows(
     ranks: tuple[int, ...], traffic: Sequence[Traffic], measured: Sequence[Counts], run: CallCounts
 ) -> Iterator[TrafficRow]:
     sizes = _expected_sizes(traffic, has_optimizer=run.optimizer_steps > 0)
-    calls: dict[tuple[str, str], dict[Call, int]] = defaultdict(dict)
+    calls: dict[tuple[str, str], dict[CountedCall, int]] = defaultdict(dict)
     for call, count in measured[0].items():
         calls[call.role, call.operation][call] = count
     uneven_bytes = _uneven_bytes(measured)
@@ -269,7 +269,7 @@ class _Difference(NamedTuple):
     operation: str
     wanted: Counter[int]
     sent: Counter[int]
-    calls: Mapping[Call, int]
+    calls: Mapping[CountedCall, int]
     recomputes: bool
     bytes_again: int  # of ``wanted``: those of an estimate of what is gathered again
 

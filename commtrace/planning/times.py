@@ -141,7 +141,7 @@ def measure_communication(analysis: Analysis) -> CommunicationSums:
     return communication_sums(context.run, context.matches, analysis.partition, context.roles, context.steps)
 
 
-class Measured(NamedTuple):
+class MeasuredJob(NamedTuple):
     """What a recorded run achieved."""
 
     bandwidths: Mapping[str, float]  # bus bandwidth by role, bytes per second
@@ -149,7 +149,7 @@ class Measured(NamedTuple):
     at_least: tuple[str, ...] = ()  # roles whose bandwidth is a lower bound
 
 
-def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Measured:
+def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> MeasuredJob:
     """Return the bandwidths of a run by the roles of a plan, and its compute in a step."""
     by_role: dict[str, list[Communication]] = defaultdict(list)
     for row in measured.result.table(measured.recorded):
@@ -159,7 +159,7 @@ def measured_rates(measured: MeasuredRun[CommunicationSums], plan: Plan) -> Meas
     rates = {role: _rate(rows) for role, rows in rows_of.items()}
     at_least = tuple(sorted(role for role, rows in rows_of.items() if any(row.bandwidth_is_bound for row in rows)))
     steps = max(len(measured.steps.used), 1) * max(len(measured.recorded.ranks), 1)
-    return Measured(
+    return MeasuredJob(
         {role: rate for role, rate in rates.items() if rate is not None},
         measured.result.compute_ns / 1e9 / steps,
         at_least,

@@ -11,7 +11,7 @@ directory with ``truth.json``.
 """
 
 from commtrace.synth.faults import Fault
-from commtrace.synth.job import FREE, Clock, Job, Network, random_clocks
+from commtrace.synth.job import FREE, Job, Network, SimulatedClock, random_clocks
 from commtrace.synth.synthesis import Synthetic, synthesize, write
 
-__all__ = ["FREE", "Clock", "Fault", "Job", "Network", "Synthetic", "random_clocks", "synthesize", "write"]
+__all__ = ["FREE", "Fault", "Job", "Network", "SimulatedClock", "Synthetic", "random_clocks", "synthesize", "write"]

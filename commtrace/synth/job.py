@@ -45,7 +45,7 @@ _MOST_UPTIME_NS = 30 * 24 * 3600 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class SimulatedClock:
     """A host's monotonic clock and wall clock.
 
     At the true instant t the monotonic clock shows t + ``offset_ns`` + round(t · ``drift_ppm`` · 10⁻⁶). The wall clock
@@ -78,14 +78,16 @@ class Clock:
         )
 
 
-PERFECT = Clock()
+PERFECT = SimulatedClock()
 
 
-def random_clocks(hosts: int, *, wall_error_ns: int = 0, drift_ppm: float = 0.0, seed: int = 0) -> Mapping[int, Clock]:
+def random_clocks(
+    hosts: int, *, wall_error_ns: int = 0, drift_ppm: float = 0.0, seed: int = 0
+) -> Mapping[int, SimulatedClock]:
     """Return the clocks of hosts, by number, with random uptimes and errors up to the given amounts."""
     random = np.random.default_rng([seed, hosts])
     return {
-        host: Clock(
+        host: SimulatedClock(
             offset_ns=int(random.integers(0, _MOST_UPTIME_NS)),
             drift_ppm=float(random.uniform(-drift_ppm, drift_ppm)),
             wall_error_ns=int(random.integers(-wall_error_ns, wall_error_ns + 1)),
@@ -122,7 +124,7 @@ class Job:
     outliers: float = 0.0  # share of collectives recorded with ends late by milliseconds
     missing: float = 0.0  # share of communications that were not recorded
     faults: tuple[Fault, ...] = ()
-    clocks: Mapping[int, Clock] = field(default_factory=dict)  # by number of the host; perfect by default
+    clocks: Mapping[int, SimulatedClock] = field(default_factory=dict)  # by number of the host; perfect by default
     gpus_per_host: int = 8  # they share a clock
     start_ns: int = 1_000_000_000  # true start of the first step
     seed: int = 0  # durations do not depend on the faults, so runs can be compared
@@ -184,7 +186,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SimulatedLayout:
     """The groups of a job by role, in Megatron's order of ranks; ``members`` are global ranks, (groups, members)."""
 
     job: Job
@@ -192,7 +194,7 @@ class Layout:
     groups: dict[str, tuple[Group, ...]]
 
     @classmethod
-    def of(cls, job: Job) -> Layout:
+    def of(cls, job: Job) -> SimulatedLayout:
         members = _members(job)
         ordinals: dict[tuple[int, ...], int] = {}
         groups: dict[str, tuple[Group, ...]] = {}

@@ -34,7 +34,7 @@ NAMES: Final = (
 ROLES: Final = ("none", "world", "tp", "cp", "dp", "dp-cp", "ep", "pp", "mp", "embedding")
 
 
-class Place(NamedTuple):
+class SchedulePlace(NamedTuple):
     """A place in the schedule."""
 
     step: int
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     stage: int = -1
 
 
-class Message(NamedTuple):
+class SimulatedMessage(NamedTuple):
     """A communication; ``peer`` is the stage of the other side."""
 
     operation: str
@@ -58,7 +58,7 @@ class _Template(NamedTuple):
     kind: int
     name: int
     lane: int
-    place: Place
+    place: SchedulePlace
     role: int = 0
     seq: int = -1
     num_bytes: int = -1
@@ -87,12 +87,14 @@ class StageRows:
     _ends: list[Int64] = field(default_factory=list)
     _ids: int = 0
 
-    def work(self, kind: int, name: str, place: Place, start: Int64, end: Int64) -> None:
+    def work(self, kind: int, name: str, place: SchedulePlace, start: Int64, end: Int64) -> None:
         lane = schema.HOST if kind in _ON_THE_HOST else schema.COMPUTE
         timing = schema.HOST_TIMING if lane == schema.HOST else schema.CUDA_EVENT_TIMING
         self._add(_Template(kind, _CODE[name], lane, place, timing=timing), start, end)
 
-    def communication(self, place: Place, message: Message, start: Int64, end: Int64, *, is_async: bool = False) -> int:
+    def communication(
+        self, place: SchedulePlace, message: SimulatedMessage, start: Int64, end: Int64, *, is_async: bool = False
+    ) -> int:
         """Add a communication and return its id. The caller may fill in ``end`` later."""
         self._ids += 1
         kind = schema.P2P if message.peer >= 0 else schema.COLLECTIVE
@@ -106,7 +108,9 @@ class StageRows:
         )  # fmt: skip
         return self._ids
 
-    def stall(self, place: Place, message: Message, communication: int, start: Int64, end: Int64) -> None:
+    def stall(
+        self, place: SchedulePlace, message: SimulatedMessage, communication: int, start: Int64, end: Int64
+    ) -> None:
         """Add stalls on a communication; a rank that did not wait gets none."""
         role, name = ROLES.index(message.role), _CODE[message.operation]
         self._add(
@@ -120,7 +124,7 @@ class StageRows:
 
     def finished(self) -> StageColumns:
         columns = dict(zip(_Template._fields, zip(*self._templates, strict=True), strict=True))
-        columns |= dict(zip(Place._fields, zip(*columns.pop("place"), strict=True), strict=True))
+        columns |= dict(zip(SchedulePlace._fields, zip(*columns.pop("place"), strict=True), strict=True))
         return StageColumns(
             {name: np.array(values, np.int64) for name, values in columns.items()},
             np.ascontiguousarray(np.stack(self._starts).T),

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action, orders, splits_backwards
 from commtrace.synth import faults
-from commtrace.synth.job import Job, Layout
-from commtrace.synth.rows import Message, Place, StageRows
+from commtrace.synth.job import Job, SimulatedLayout
+from commtrace.synth.rows import SchedulePlace, SimulatedMessage, StageRows
 from commtrace.trace import schema
 from commtrace.trace.spans import Bool, Int64
 
@@ -43,7 +43,7 @@ def stage_orders(job: Job) -> list[list[Action]]:
     ]
 
 
-class StepTimes(NamedTuple):
+class SimulatedSteps(NamedTuple):
     """True start and end of each step, shape (steps, ranks)."""
 
     start: Int64
@@ -60,7 +60,7 @@ class Simulated:
     """A job that ran: the rows of every stage, and its steps."""
 
     stages: tuple[StageRows, ...]
-    steps: StepTimes
+    steps: SimulatedSteps
 
 
 def simulate(job: Job) -> Simulated:
@@ -72,7 +72,7 @@ def simulate(job: Job) -> Simulated:
 class _Sent:
     """A message in flight: the time of each rank's send, and the end of its row, still to be filled in."""
 
-    message: Message
+    message: SimulatedMessage
     start: Int64
     end: Int64
 
@@ -80,7 +80,7 @@ class _Sent:
 class _Simulation:
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._layout = Layout.of(job)
+        self._layout = SimulatedLayout.of(job)
         self._width = self._layout.ranks_per_stage
         self._now = [np.full(self._width, job.start_ns, np.int64) for _ in range(job.pp)]
         self._rows = [StageRows() for _ in range(job.pp)]
@@ -92,8 +92,8 @@ class _Simulation:
         self._speed: dict[str, Float64] = {}
         self._uneven = np.ones((job.microbatches, self._width))
         self._wandering = _wandering(job)
-        self._sizes = _Sizes(job)
-        self._reductions: dict[int, list[tuple[Message, int, Int64]]] = {}
+        self._sizes = _MessageSizes(job)
+        self._reductions: dict[int, list[tuple[SimulatedMessage, int, Int64]]] = {}
         self._operations = {
             letter: self._layer_operations(letter) * job.layers_per_chunk for letter in (FORWARD, BACKWARD, WEIGHTS)
         }
@@ -110,10 +110,10 @@ class _Simulation:
             self._pipeline()
             self._finish()
             for stage, begin in enumerate(begins):
-                self._rows[stage].work(schema.STEP, "step", Place(step, stage=stage), begin, self._now[stage])
+                self._rows[stage].work(schema.STEP, "step", SchedulePlace(step, stage=stage), begin, self._now[stage])
             starts.append(np.concatenate(begins))
             ends.append(np.concatenate(self._now))
-        return Simulated(tuple(self._rows), StepTimes(np.stack(starts), np.stack(ends)))
+        return Simulated(tuple(self._rows), SimulatedSteps(np.stack(starts), np.stack(ends)))
 
     # What is wrong
 
@@ -175,7 +175,7 @@ class _Simulation:
     def _load_data(self) -> None:
         for stage in range(self._job.pp):
             duration = self._jittered(self._job.data_ns, self._width) + self._added(faults.DATA, stage)
-            self._pause(stage, schema.DATA, "data", duration, Place(self._step, stage=stage))
+            self._pause(stage, schema.DATA, "data", duration, SchedulePlace(self._step, stage=stage))
 
     def _added(self, kind: str, stage: int) -> Int64:
         """Return the time that faults of this kind add to a step, ns by rank of a stage."""
@@ -184,7 +184,7 @@ class _Simulation:
             added[list(fault.where)] += round(fault.amount * 1e6)
         return added[stage * self._width : (stage + 1) * self._width]
 
-    def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: Place) -> None:
+    def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: SchedulePlace) -> None:
         begin = self._now[stage]
         self._now[stage] = begin + duration
         self._rows[stage].work(kind, name, place, begin, self._now[stage])
@@ -216,7 +216,7 @@ class _Simulation:
 
     def _act(self, stage: int, action: Action, sent: dict[tuple[str, int, int], _Sent]) -> None:
         job, stages, chunks = self._job, self._job.pp, self._job.chunks
-        place = Place(self._step, action.microbatch, action.chunk, stage)
+        place = SchedulePlace(self._step, action.microbatch, action.chunk, stage)
         virtual = action.chunk * stages + stage
         source = self._source(stage, action)
         if action.letter == FORWARD:  # launched late: until then the lane is idle, without a row
@@ -230,13 +230,15 @@ class _Simulation:
         if target != virtual and 0 <= target < stages * chunks and stages > 1:
             sent[action.letter, virtual, action.microbatch] = self._send(stage, target % stages, place)
 
-    def _send(self, stage: int, target: int, place: Place) -> _Sent:
-        message = Message("send", "pp", self._next(stage, f"send {target}"), self._sizes.activation, peer=target)
+    def _send(self, stage: int, target: int, place: SchedulePlace) -> _Sent:
+        message = SimulatedMessage(
+            "send", "pp", self._next(stage, f"send {target}"), self._sizes.activation, peer=target
+        )
         start, end = self._now[stage], np.zeros(self._width, np.int64)
         self._rows[stage].communication(place, message, start, end, is_async=True)
         return _Sent(message, start, end)
 
-    def _receive(self, stage: int, source: int, place: Place, sent: _Sent) -> None:
+    def _receive(self, stage: int, source: int, place: SchedulePlace, sent: _Sent) -> None:
         now = self._now[stage]
         pairs = np.arange(self._width)[:, np.newaxis] + np.array([stage, source]) * self._width
         transfer = self._transfer_ns("recv", sent.message.num_bytes, pairs)
@@ -248,7 +250,7 @@ class _Simulation:
         self._rows[stage].stall(place, message, number, now, end)
         self._now[stage] = end
 
-    def _compute(self, stage: int, action: Action, place: Place) -> None:
+    def _compute(self, stage: int, action: Action, place: SchedulePlace) -> None:
         """Run a forward or backward: one interval of work before, between and after its communications."""
         job, begin = self._job, self._now[stage]
         split = splits_backwards(job.order)
@@ -279,7 +281,7 @@ class _Simulation:
         wanted += [("ep", "all_to_all"), ("tp", "all_reduce")]
         return [(role, operation) for role, operation in wanted if self._layout.size(role) > 1]
 
-    def _collect_garbage(self, stage: int, action: Action, place: Place) -> None:
+    def _collect_garbage(self, stage: int, action: Action, place: SchedulePlace) -> None:
         """Collect garbage in the forward of the middle microbatch."""
         if action != Action(FORWARD, self._job.microbatches // 2, 0):
             return
@@ -298,12 +300,12 @@ class _Simulation:
         return self._jittered(usual * self._link_factors(members), len(members))
 
     def _collective(
-        self, stage: int, role: str, operation: str, num_bytes: int, place: Place, dtype: str = "bfloat16"
+        self, stage: int, role: str, operation: str, num_bytes: int, place: SchedulePlace, dtype: str = "bfloat16"
     ) -> None:
         members = self._layout.of_stage(role, stage)
         start = self._now[stage]
         end = self._ends(operation, num_bytes, members + stage * self._width, start[members])
-        message = Message(operation, role, self._next(stage, role), num_bytes, dtype)
+        message = SimulatedMessage(operation, role, self._next(stage, role), num_bytes, dtype)
         scattered = np.empty(self._width, np.int64)
         scattered[members] = end
         number = self._rows[stage].communication(place, message, start, scattered)
@@ -327,15 +329,15 @@ class _Simulation:
         end[members] = self._ends(operation, num_bytes, members, start[members])
         for stage in stages:
             own = slice(stage * self._width, (stage + 1) * self._width)
-            place = Place(self._step, stage=stage)
-            message = Message(operation, role, self._next(stage, role), num_bytes, dtype)
+            place = SchedulePlace(self._step, stage=stage)
+            message = SimulatedMessage(operation, role, self._next(stage, role), num_bytes, dtype)
             number = self._rows[stage].communication(place, message, start[own], end[own])
             self._rows[stage].stall(place, message, number, start[own], end[own])
             self._now[stage] = end[own]
 
     # The end of a step
 
-    def _overlap_reduction(self, stage: int, action: Action, place: Place, remaining: Int64) -> None:
+    def _overlap_reduction(self, stage: int, action: Action, place: SchedulePlace, remaining: Int64) -> None:
         """Launch the reduction of gradients, bucket by bucket, during the last stretch of the last backward."""
         job, role = self._job, self._layout.gradients
         last = self._orders[stage][-1]
@@ -348,7 +350,7 @@ class _Simulation:
             end = np.empty(self._width, np.int64)
             num_bytes = self._sizes.gradients // _BUCKETS
             end[members] = self._ends("reduce_scatter", num_bytes, members + stage * self._width, start[members])
-            message = Message("reduce_scatter", role, self._next(stage, role), num_bytes, "float32")
+            message = SimulatedMessage("reduce_scatter", role, self._next(stage, role), num_bytes, "float32")
             number = self._rows[stage].communication(place, message, start, end, is_async=True)
             self._reductions.setdefault(stage, []).append((message, number, end))
             free = end
@@ -356,7 +358,7 @@ class _Simulation:
     def _finish(self) -> None:
         job, sizes, role = self._job, self._sizes, self._layout.gradients
         for stage in range(job.pp):
-            place = Place(self._step, stage=stage)
+            place = SchedulePlace(self._step, stage=stage)
             for message, number, end in self._reductions.pop(stage, []):
                 begin = self._now[stage]
                 self._now[stage] = np.maximum(begin, end)
@@ -369,7 +371,7 @@ class _Simulation:
         if job.pp * job.tp > 1:
             self._across_stages("mp", "all_reduce", 4, "float32")
         for stage, begin in enumerate(begins):
-            place = Place(self._step, stage=stage)
+            place = SchedulePlace(self._step, stage=stage)
             self._now[stage] = self._now[stage] + self._jittered(
                 job.optimizer_ns * self._speed[_OPTIMIZER][stage], self._width
             )
@@ -390,7 +392,7 @@ def _wandering(job: Job) -> Float64:
     return np.asarray(np.exp(speed - job.wander**2 / 2))
 
 
-class _Sizes:
+class _MessageSizes:
     """Bytes of a job's communication, from its model: 12 h² parameters per layer, activations of s · h in 16 bits."""
 
     def __init__(self, job: Job) -> None:

@@ -26,9 +26,9 @@ from commtrace.synth.faults import (
     UNEVEN_STAGE,
     Fault,
 )
-from commtrace.synth.job import FREE, PERFECT, Clock, Job, Layout
+from commtrace.synth.job import FREE, PERFECT, Job, SimulatedClock, SimulatedLayout
 from commtrace.synth.rows import NAMES, ROLES, StageColumns
-from commtrace.synth.simulation import StepTimes, simulate
+from commtrace.synth.simulation import SimulatedSteps, simulate
 from commtrace.trace import schema
 from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
 from commtrace.trace.files.writer import SegmentWriter
@@ -56,8 +56,8 @@ class Synthetic:
     """The recording of a simulated job, and the truth about it."""
 
     job: Job
-    _layout: Layout
-    _steps: StepTimes
+    _layout: SimulatedLayout
+    _steps: SimulatedSteps
     _stages: tuple[StageColumns, ...]
     _group_ids: Int64
 
@@ -134,7 +134,7 @@ class Synthetic:
             anchor=self._anchors(rank)[0],
         )
 
-    def _clock(self, rank: int) -> Clock:
+    def _clock(self, rank: int) -> SimulatedClock:
         return self.job.clocks.get(self._layout.host(rank), PERFECT)
 
     def _anchors(self, rank: int) -> tuple[ClockAnchor, ...]:
@@ -183,14 +183,14 @@ class Synthetic:
 def synthesize(job: Job) -> Synthetic:
     """Simulate a job."""
     simulated = simulate(job)
-    layout = Layout.of(job)
+    layout = SimulatedLayout.of(job)
     ids = np.full((len(ROLES), job.world_size), -1, np.int64)
     for role in layout.members:
         ids[ROLES.index(role)] = layout.group_ids(role)
     return Synthetic(job, layout, simulated.steps, tuple(rows.finished() for rows in simulated.stages), ids)
 
 
-def _truth(job: Job, layout: Layout, steps: StepTimes, mean_without: int) -> dict[str, Any]:
+def _truth(job: Job, layout: SimulatedLayout, steps: SimulatedSteps, mean_without: int) -> dict[str, Any]:
     start, end, mean = steps.start.min(axis=1), steps.end.max(axis=1), steps.mean_ns
     numbers = range(len(job.faults))
     means_without_one = [mean_without] if len(numbers) == 1 else [_mean_step_ns(_without(job, one)) for one in numbers]
@@ -234,7 +234,7 @@ def _place(fault: Fault) -> str:
     return PLACES.get(fault.kind, "ranks")
 
 
-def _guilty(job: Job, layout: Layout, fault: Fault) -> list[int]:
+def _guilty(job: Job, layout: SimulatedLayout, fault: Fault) -> list[int]:
     """Return the ranks of a fault: both ends of a link, all of a host, stage or replica; none if it moves."""
     if fault.kind in (SEQUENCE_IMBALANCE, LONG_MICROBATCH) and len(fault.where) < 2:
         return []
@@ -253,7 +253,7 @@ def _host(job: Job, host: int) -> dict[str, object]:
     return {
         "node": _node(host),
         "ranks": list(range(first, min(first + job.gpus_per_host, job.world_size))),
-        "clock": {name: getattr(clock, name) for name in Clock.__slots__},
+        "clock": {name: getattr(clock, name) for name in SimulatedClock.__slots__},
     }
 
 

@@ -147,14 +147,14 @@ _OF_SAMPLES: Final = frozenset(
 """Labels that distinguish the series of a rank and do not describe it."""
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     name: str
     labels: Mapping[str, str]
     value: float
 
 
 @dataclass(slots=True)
-class RankTotals:
+class ScrapedTotals:
     """Totals of one rank, or their growth; seconds."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class RankTotals:
     # by role, wait and transfer of the calls that the monitor compared
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def since(self, before: RankTotals) -> RankTotals:
+    def since(self, before: ScrapedTotals) -> ScrapedTotals:
         """Return the growth; everything so far if the rank was restarted meanwhile."""
         if before.steps > self.steps:
             return self
@@ -188,7 +188,7 @@ class RankTotals:
         )
 
 
-Totals = dict[str, RankTotals]
+Totals = dict[str, ScrapedTotals]
 """By the label ``rank``, which may be empty."""
 
 
@@ -229,7 +229,7 @@ class EndpointSource:
         while len(self._seen) > 2 and _steps(now) - _steps(self._seen[1]) >= self._last:
             self._seen.popleft()
         before = self._seen[0]
-        added = {rank: one.since(before.get(rank, RankTotals())) for rank, one in now.items()}
+        added = {rank: one.since(before.get(rank, ScrapedTotals())) for rank, one in now.items()}
         is_all = not any(one.steps for one in added.values())
         note = (
             "A metrics endpoint has one rank. Give top the run directory, or a Prometheus, to see the others."
@@ -271,7 +271,7 @@ class PrometheusSource:
         window = max(_SHORTEST_WINDOW_SECONDS, math.ceil(1.5 * self._last * seconds / steps) if steps else 0)
         # Not increase(): it extrapolates each counter differently, so the parts would not add up to the step.
         before = totals_of(self._samples(run_id, f" offset {window}s"))
-        added = {rank: one.since(before.get(rank, RankTotals())) for rank, one in total.items()}
+        added = {rank: one.since(before.get(rank, ScrapedTotals())) for rank, one in total.items()}
         alerts = self._query(
             f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
         )
@@ -286,7 +286,7 @@ class PrometheusSource:
             notes.append(f"This run has the newest step of {len(newest)} runs. Choose another with --run-id: {listed}")
         return replace(frame, run_id=run_id, notes=tuple(notes), took_ns=time.monotonic_ns() - began)
 
-    def _samples(self, run_id: str, offset: str = "") -> Iterator[Sample]:
+    def _samples(self, run_id: str, offset: str = "") -> Iterator[MetricSample]:
         """Yield the samples of a run, of one moment: a scrape between two queries would part a step from its parts."""
         # A string in JSON is a string in PromQL.
         series = f'{{__name__=~"{"|".join(_SERIES)}",run_id={json.dumps(run_id)}}}{offset}'
@@ -295,7 +295,7 @@ class PrometheusSource:
         for one in self._query(f"sum without ({', '.join(_SUMMED)}) ({named})"):
             yield one._replace(name=one.labels.get("series", ""))
 
-    def _query(self, expression: str) -> list[Sample]:
+    def _query(self, expression: str) -> list[MetricSample]:
         answer = fetch(f"{self._url}/api/v1/query", query=expression)
         try:
             decoded: _Answer = decode_json(answer, _Answer)
@@ -328,7 +328,7 @@ _SUMMED: Final = ("phase", "operation", "kind")
 """Labels that Prometheus sums over, which keeps the answer small."""
 
 
-def _parsed(text: str, where: str) -> list[Sample]:
+def _parsed(text: str, where: str) -> list[MetricSample]:
     try:
         families = list(text_string_to_metric_families(text))
     except Exception as error:  # its parser raises nearly anything for what is not in the format
@@ -336,32 +336,32 @@ def _parsed(text: str, where: str) -> list[Sample]:
     return [_sample(one.name, one.labels, one.value) for family in families for one in family.samples]
 
 
-def _sample(name: str, labels: Mapping[str, str], value: float | str) -> Sample:
+def _sample(name: str, labels: Mapping[str, str], value: float | str) -> MetricSample:
     """Return a sample, NaN for an impossible value, which is ignored; raise ValueError if it is not a number."""
     number = float(value)
-    return Sample(name, all_printable(dict(labels)), number if abs(number) < _LARGEST_VALUE else math.nan)
+    return MetricSample(name, all_printable(dict(labels)), number if abs(number) < _LARGEST_VALUE else math.nan)
 
 
-class _Series(msgspec.Struct):
+class _MetricSeries(msgspec.Struct):
     metric: dict[str, str]
     value: tuple[float, str]
 
 
 class _Result(msgspec.Struct):
-    result: list[_Series]
+    result: list[_MetricSeries]
 
 
 class _Answer(msgspec.Struct):
     data: _Result
 
 
-def totals_of(samples: Iterable[Sample]) -> Totals:
+def totals_of(samples: Iterable[MetricSample]) -> Totals:
     """Return totals by rank; metrics of other programs are ignored."""
     found: Totals = {}
     for name, labels, value in samples:
         if not name.startswith("commtrace_") or math.isnan(value):
             continue
-        one = found.setdefault(labels.get("rank", ""), RankTotals())
+        one = found.setdefault(labels.get("rank", ""), ScrapedTotals())
         own = {key: text for key, text in labels.items() if key not in _OF_SAMPLES}
         one.labels = {**one.labels, **own}
         part = name.removeprefix("commtrace_").removesuffix("_seconds_total")
@@ -400,7 +400,7 @@ def frame_of_totals(
     so_far: Totals,
     now_ns: int,
     alerts: Sequence[Mapping[str, str]] = (),
-    found: Sequence[Sample] = (),
+    found: Sequence[MetricSample] = (),
 ) -> Frame:
     """Return the frame of the growth in the steps shown, and of totals since the ranks started.
 
@@ -442,7 +442,7 @@ def _steps(totals: Totals) -> float:
     return sum(one.steps for one in totals.values())
 
 
-def _row(so_far: RankTotals, added: RankTotals | None, now_ns: int) -> RankRow:
+def _row(so_far: ScrapedTotals, added: ScrapedTotals | None, now_ns: int) -> RankRow:
     labels = so_far.labels
     dimensions = sorted((key, text) for key, text in labels.items() if key not in _NO_COORDINATE and text.isdecimal())
     age = None if so_far.ended is None else max(0, now_ns - round(so_far.ended * 1e9))
@@ -485,10 +485,10 @@ def _from_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -
         yield Slow(rank, labels.get("node", ""), RANKS, "slow", None, evidence, ALERT, _who(labels))
 
 
-def _from_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterator[Slow]:
+def _from_monitor(found: Iterable[MetricSample], rows: Sequence[RankRow]) -> Iterator[Slow]:
     hosts = {row.rank: row.host for row in rows}
     values: dict[str, dict[tuple[str | None, ...], float]] = {name: {} for name in _OF_STRAGGLERS}
-    costs: list[Sample] = []
+    costs: list[MetricSample] = []
     for one in found:
         if one.name not in values:  # a server may answer what nobody asked for
             continue
@@ -507,7 +507,7 @@ def _from_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterator[
         yield replace(slow, since=since, since_step=None if step is None else int(step))
 
 
-def _finding(one: Sample) -> tuple[str | None, ...]:
+def _finding(one: MetricSample) -> tuple[str | None, ...]:
     return tuple(one.labels.get(name) for name in ("straggler_rank", "place", "cause"))
 
 

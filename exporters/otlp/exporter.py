@@ -25,8 +25,8 @@ from commtrace.exporters.otlp.queue import (
     SPANS_PER_REQUEST,
     UNANSWERED,
     Account,
+    ExportedStep,
     HeldJobSteps,
-    Job,
     JobQueue,
     MetricsSnapshot,
     Settle,
@@ -94,7 +94,7 @@ class SpanSender(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def send(self, jobs: Sequence[Job], settle: Settle) -> None:
+    def send(self, jobs: Sequence[ExportedStep], settle: Settle) -> None:
         """Send the spans of these steps, each settled once unless interrupted."""
 
     def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
@@ -230,14 +230,14 @@ class OtlpExporter:
         self.account.finish()
         self.metric_account.finish()
 
-    def _produce(self, job: Job) -> None:
+    def _produce(self, job: ExportedStep) -> None:
         if self._is_off:
             self.account.produce(job.num_spans)
             self.account.drop(job.num_spans, REFUSED)
         elif job.num_spans:
             self._queue.put(job)
 
-    def _job(self, summary: StepSummary, rows: Sequence[Row]) -> Job:
+    def _job(self, summary: StepSummary, rows: Sequence[Row]) -> ExportedStep:
         chosen = self._filter.rows(rows, summary.step)
         chosen.sort(key=lambda row: row.kind != schema.STEP)  # the step first; the sort is stable
         steps = [row for row in chosen if row.kind == schema.STEP]
@@ -246,7 +246,7 @@ class OtlpExporter:
             self._held.hold(self._own_job_step(steps[0]))
         events = tuple(self._rank.events)
         findings, self._seen = self._seen.new_events(events), _Seen(frozenset(map(_key, events)))
-        return Job(
+        return ExportedStep(
             summary=summary,
             rows=chosen,
             job_steps=self._held.release(),
@@ -263,7 +263,7 @@ class OtlpExporter:
     def _release_job_steps(self, *, all_of_them: bool = False) -> None:
         released, newest = self._held.release(all_of_them=all_of_them), self._newest
         if released and newest is not None:
-            self._produce(Job(newest, (), released, (), self._rank.epoch_ns(0), 0, self.account.total_dropped))
+            self._produce(ExportedStep(newest, (), released, (), self._rank.epoch_ns(0), 0, self.account.total_dropped))
 
     def _warn(self) -> None:
         advice = "Fewer: COMMTRACE_OTLP_LEVEL, COMMTRACE_OTLP_SAMPLE, COMMTRACE_OTLP_RANKS"
@@ -348,13 +348,13 @@ class OtlpExporter:
         self.metric_account.produce(1)
         sender.send_metrics(metrics.newest(counts), self.metric_account.settle)
 
-    def _next_job(self, sender: SpanSender | None) -> Job | None:
+    def _next_job(self, sender: SpanSender | None) -> ExportedStep | None:
         if sender is not None:
             self._ends.wait(sender.pause_seconds)
         self._release_job_steps()
         return self._queue.get(_IDLE_SECONDS if self._metrics is None else min(self._metrics.due_in(), _IDLE_SECONDS))
 
-    def _jobs_of_a_request(self, first: Job) -> list[Job]:
+    def _jobs_of_a_request(self, first: ExportedStep) -> list[ExportedStep]:
         # Short steps come many at a time; a request for each would cost more than their spans.
         if first.num_spans < SPANS_PER_REQUEST:
             self._ends.wait(_GATHERING_SECONDS)
@@ -397,9 +397,9 @@ class _Metrics:
 
     def __init__(self, rank: LiveRank) -> None:
         # Imported here: only metrics need prometheus-client.
-        from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
+        from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 
-        self.totals = StepTotals()
+        self.totals = StepCounters()
         self._collector = RankCollector(rank, self.totals)
         self._start_ns = time.time_ns()
         self._seconds = _metric_seconds()

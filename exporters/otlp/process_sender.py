@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from commtrace import side_process
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
-from commtrace.exporters.otlp.queue import Job, MetricsSnapshot, Settle
+from commtrace.exporters.otlp.queue import ExportedStep, MetricsSnapshot, Settle
 from commtrace.live.rank import LiveRank
 from commtrace.trace.metadata import Group, RankMetadata
 from commtrace.trace.topology import Topology
@@ -51,7 +51,7 @@ class Update(NamedTuple):
 
 
 class SendSpans(NamedTuple):
-    jobs: Sequence[Job]
+    jobs: Sequence[ExportedStep]
 
 
 Outcomes: TypeAlias = tuple[tuple[int, "bool | None"], ...]
@@ -169,7 +169,7 @@ class ProcessSender:
             self.close(RESTART_SECONDS)
             raise WorkerError(f"it ended at once, with exit code {process.returncode}") from error
 
-    def send(self, jobs: Sequence[Job], settle: Settle) -> None:
+    def send(self, jobs: Sequence[ExportedStep], settle: Settle) -> None:
         """Send the spans of some steps, each settled once, also if the worker dies."""
         count = sum(job.num_spans for job in jobs)
         self._request(SendSpans([job.without_operations() for job in jobs]), count, settle)

@@ -122,7 +122,7 @@ class MetricsSnapshot(NamedTuple):
     now_ns: int
 
 
-class Job(NamedTuple):
+class ExportedStep(NamedTuple):
     """A step to export."""
 
     summary: StepSummary
@@ -137,7 +137,7 @@ class Job(NamedTuple):
     def num_spans(self) -> int:
         return len(self.rows) + len(self.job_steps) + len(self.findings)
 
-    def without_operations(self) -> Job:
+    def without_operations(self) -> ExportedStep:
         """Return the job without the parts of its summary that no span needs."""
         return self._replace(summary=replace(self.summary, operations=(), collectives=()))
 
@@ -236,12 +236,12 @@ class JobQueue:
     def __init__(self, account: Account, most_spans: int = MOST_SPANS) -> None:
         self._account = account
         self._most_spans = most_spans
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[ExportedStep] = deque()
         self._waiting = 0
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, job: Job) -> None:
+    def put(self, job: ExportedStep) -> None:
         """Add a step, or as much of it as fits; count the rest as dropped."""
         self._account.produce(job.num_spans)
         with self._changed:
@@ -253,7 +253,7 @@ class JobQueue:
         if fitting.num_spans < job.num_spans:
             self._account.drop(job.num_spans - fitting.num_spans, QUEUE_FULL)
 
-    def get(self, seconds: float) -> Job | None:
+    def get(self, seconds: float) -> ExportedStep | None:
         """Return the oldest step; None if none comes in time, or the queue is closed and empty."""
         with self._changed:
             if not self._jobs and not self._closed:
@@ -264,7 +264,7 @@ class JobQueue:
             self._waiting -= job.num_spans
             return job
 
-    def get_with(self, first: Job, most_spans: int) -> list[Job]:
+    def get_with(self, first: ExportedStep, most_spans: int) -> list[ExportedStep]:
         """Return ``first`` and the next steps, up to ``most_spans`` spans in all."""
         jobs, spans = [first], first.num_spans
         with self._changed:
@@ -280,7 +280,7 @@ class JobQueue:
             self._closed = True
             self._changed.notify()
 
-    def _fitting(self, job: Job) -> Job:
+    def _fitting(self, job: ExportedStep) -> ExportedStep:
         room = self._most_spans - self._waiting
         if job.num_spans <= room:
             return job

@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 from commtrace.config import Config
 from commtrace.exporters.otlp.file import FileMetrics, FileSpans
 from commtrace.exporters.otlp.metrics import metrics_data
-from commtrace.exporters.otlp.queue import SPANS_PER_REQUEST, Job, MetricsSnapshot, Settle, SpanFilter
+from commtrace.exporters.otlp.queue import SPANS_PER_REQUEST, ExportedStep, MetricsSnapshot, Settle, SpanFilter
 from commtrace.exporters.otlp.spans import NO_ATTRIBUTES, SpanMaker, resource_of
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
@@ -116,7 +116,7 @@ class Sender:
         detach(self._token)
         self.interrupt()
 
-    def send(self, jobs: Sequence[Job], settle: Settle) -> None:
+    def send(self, jobs: Sequence[ExportedStep], settle: Settle) -> None:
         """Send the spans of some steps in batches, until all are settled or :meth:`interrupt` is called."""
         if self._span_sink_open is None:
             self._span_sink_open = self._open_spans()

@@ -25,7 +25,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
 from commtrace.analysis.matching.roles import role_of
-from commtrace.exporters.otlp.queue import Job, SpanFilter
+from commtrace.exporters.otlp.queue import ExportedStep, SpanFilter
 from commtrace.live.monitoring.findings import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
@@ -162,7 +162,7 @@ class SpanMaker:
         self._repetitions = Repetitions()
         self._number = 0
 
-    def spans(self, job: Job) -> Iterator[ReadableSpan]:
+    def spans(self, job: ExportedStep) -> Iterator[ReadableSpan]:
         yield from _StepSpans(self, job).make()
 
     def next_own_id(self) -> int:
@@ -172,7 +172,7 @@ class SpanMaker:
 
 
 class _StepSpans:
-    def __init__(self, maker: SpanMaker, job: Job) -> None:
+    def __init__(self, maker: SpanMaker, job: ExportedStep) -> None:
         self._maker = maker
         self._job = job
         self._rank = maker._rank

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from commtrace.config import Config, FilePath
 from commtrace.errors import ConfigurationError
-from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
+from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace.schema import Row
@@ -92,14 +92,14 @@ class Endpoint:
 def _impatient(handler: Any) -> Any:
     """Return a handler that drops silent clients and leaves no tracebacks in the rank's log."""
 
-    class Handler(handler):  # type: ignore[misc]
+    class MetricsHandler(handler):  # type: ignore[misc]
         timeout = _CLIENT_SECONDS
 
         def handle(self) -> None:
             with contextlib.suppress(OSError):  # it timed out, has gone, or does not speak TLS
                 super().handle()
 
-    return Handler
+    return MetricsHandler
 
 
 def _path_or_none(option: FilePath) -> str | None:
@@ -262,7 +262,7 @@ class EndpointExporter:
 
     def __init__(self, config: Config, rank: LiveRank) -> None:
         self._rank = rank
-        self._totals = StepTotals()
+        self._totals = StepCounters()
         collector = RankCollector(rank, self._totals, identity=config.prometheus.identity)
         self.endpoint = Endpoint(config, rank.metadata.local_rank, collector)
         self._target = TargetFile(os.fspath(config.prometheus.targets), rank)
@@ -297,7 +297,7 @@ class TextfileExporter:
     """A file for node-exporter; its samples carry the labels of the rank."""
 
     def __init__(self, config: Config, rank: LiveRank) -> None:
-        self._totals = StepTotals()
+        self._totals = StepCounters()
         collector = RankCollector(rank, self._totals, identity=True)
         name = f"commtrace-{file_name(rank.run_id)}-rank-{rank.rank:05d}.prom"
         self.textfile = Textfile(Path(config.prometheus.textfile) / name, collector)

@@ -77,7 +77,7 @@ class MessageTotals:
 
 
 @dataclass(slots=True)
-class StepTotals:
+class StepCounters:
     """Sums over all steps. The harvester adds and a scrape reads under ``lock``; training never takes it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -151,7 +151,7 @@ _PAUSES: Final = ("checkpoint", "evaluation")
 class RankCollector(Collector):
     """Collects the totals of a rank on the calling thread; with ``identity``, samples carry the labels of the rank."""
 
-    def __init__(self, rank: LiveRank, totals: StepTotals, *, identity: bool = False) -> None:
+    def __init__(self, rank: LiveRank, totals: StepCounters, *, identity: bool = False) -> None:
         self._rank = rank
         self._totals = totals
         self._identity = identity

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from commtrace.config import Config
 from commtrace.errors import MissingExtraError
-from commtrace.exporters.scalars.series import Finding, Point, Series, StepSums
+from commtrace.exporters.scalars.series import DatedEvent, Point, RankSeries, StepSums
 from commtrace.exporters.scalars.trackers import MlflowRuns, WandbRuns
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
@@ -37,7 +37,7 @@ class ScalarSink(Protocol):
     def is_ready(self) -> bool:
         """Return True if a point can be written now; if not, steps go on to be added up."""
 
-    def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+    def write(self, points: Sequence[Point], findings: Sequence[DatedEvent]) -> None:
         """Write points, at most one of each scope, and the findings since the last call."""
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class ScalarExporter:
         self._open_sink = open_sink
         self._place = place
         self._rank = rank
-        self._series = Series(rank)
+        self._series = RankSeries(rank)
         self._seconds = seconds
         self._monotonic = monotonic
         self._lock = threading.Lock()

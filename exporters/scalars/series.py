@@ -30,7 +30,7 @@ class Point(NamedTuple):
         return {f"{PREFIX}/{self.scope}/{name}": value for name, value in self.values.items()}
 
 
-class Finding(NamedTuple):
+class DatedEvent(NamedTuple):
     """An event of the monitor, with this rank's newest step when it was found; −1 before the first."""
 
     step: int
@@ -85,7 +85,7 @@ def _parts_ns(step: StepSummary) -> Iterator[tuple[str, int]]:
     return ((name, ns) for name, ns in parts.items() if ns)
 
 
-class Series:
+class RankSeries:
     """Makes points and findings of a rank. Used by one thread."""
 
     def __init__(self, rank: LiveRank) -> None:
@@ -128,9 +128,11 @@ class Series:
         values |= {"stragglers": float(len(costs)), "straggler_cost_seconds": max(costs, default=0.0)}
         yield Point(JOB, means.step, time, values)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[DatedEvent]:
         """Return the findings of the monitor since the last call."""
         events = () if self._rank.job is None else self._rank.job.events
-        new = [Finding(self._last_step, event) for event in events if (event.time, event.sentence) not in self._found]
+        new = [
+            DatedEvent(self._last_step, event) for event in events if (event.time, event.sentence) not in self._found
+        ]
         self._found = frozenset((event.time, event.sentence) for event in events)
         return new

@@ -17,7 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import text
 
-from commtrace.exporters.scalars.series import PREFIX, Finding, Point
+from commtrace.exporters.scalars.series import PREFIX, DatedEvent, Point
 
 # Python keeps in a file's buffer what a full disk did not take, and writes it first when there is room again: no record
 # is torn as long as each is shorter than the buffer.
@@ -42,7 +42,7 @@ class EventFile:
     def is_ready(self) -> bool:
         return True
 
-    def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+    def write(self, points: Sequence[Point], findings: Sequence[DatedEvent]) -> None:
         for point in points:
             self._begin(point)
             values = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.tagged.items()]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from commtrace.exporters.scalars.series import PREFIX, Finding, Point
+from commtrace.exporters.scalars.series import PREFIX, DatedEvent, Point
 
 _STEP: Final = "step"
 _MOST_FINDINGS: Final = 100
@@ -39,11 +39,11 @@ class _MlflowRun(Protocol):
     def info(self) -> _MlflowRunInfo: ...
 
 
-class _Log:
+class _TrackerLog:
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def add(self, findings: Sequence[Finding]) -> str:
+    def add(self, findings: Sequence[DatedEvent]) -> str:
         """Return the newest findings as text, the newest first."""
         new = [f"After step {step}: {event.sentence}" for step, event in findings]
         self._lines = [*reversed(new), *self._lines][:_MOST_FINDINGS]
@@ -61,7 +61,7 @@ class WandbRuns:
         self._run: _WandbRun | None = None
         self._row = -1
         self._axes: set[str] = set()
-        self._log = _Log()
+        self._log = _TrackerLog()
 
     def is_open(self) -> bool:
         return _open_wandb_run() is not None
@@ -74,7 +74,7 @@ class WandbRuns:
                 return run.step != self._row
         return True  # steps while no run is open are in no row
 
-    def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+    def write(self, points: Sequence[Point], findings: Sequence[DatedEvent]) -> None:
         run = _open_wandb_run()
         if run is not None:
             with _until_finished(run):
@@ -83,9 +83,9 @@ class WandbRuns:
     def close(self) -> None:
         """Leave the run to the script."""
 
-    def _write(self, run: _WandbRun, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+    def _write(self, run: _WandbRun, points: Sequence[Point], findings: Sequence[DatedEvent]) -> None:
         if run is not self._run:
-            self._run, self._log = run, _Log()
+            self._run, self._log = run, _TrackerLog()
             self._axes.clear()
         for point in points:
             axis = f"{PREFIX}/{point.scope}/{_STEP}"
@@ -119,7 +119,7 @@ class MlflowRuns:
 
     def __init__(self) -> None:
         self._run_id = ""
-        self._log = _Log()
+        self._log = _TrackerLog()
 
     def is_open(self) -> bool:
         return _open_mlflow_run() is not None
@@ -127,13 +127,13 @@ class MlflowRuns:
     def is_ready(self) -> bool:
         return True
 
-    def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+    def write(self, points: Sequence[Point], findings: Sequence[DatedEvent]) -> None:
         run = _open_mlflow_run()
         if run is None:
             return
         mlflow = sys.modules["mlflow"]
         if run.info.run_id != self._run_id:
-            self._run_id, self._log = run.info.run_id, _Log()
+            self._run_id, self._log = run.info.run_id, _TrackerLog()
         client = mlflow.MlflowClient()
         metrics = [
             mlflow.entities.Metric(tag, value, round(point.time * 1e3), point.step)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from commtrace.benchmarks.facts import Facts
+from commtrace.benchmarks.facts import RankFacts
 
 
-def facts(rank: int, **changes: Any) -> Facts:
+def facts(rank: int, **changes: Any) -> RankFacts:
     """A rank of two on each node, with a GPU and two cores of its own."""
     node = f"node{rank // 2}"
-    own = Facts(
+    own = RankFacts(
         rank=rank,
         node=node,
         host=node,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
-from commtrace.benchmarks.expectations import Rate, Share, decisive, expected_busbw, shares
+from commtrace.benchmarks.expectations import ExpectedShare, Rate, decisive, expected_busbw, shares
 
 MIB = 1 << 20
 TWO_NODES = ["a"] * 8 + ["b"] * 8
@@ -46,7 +46,7 @@ def test_the_best_of_the_three_largest_sizes_counts() -> None:
     sizes = [measured(gbps, 2**power * MIB) for power, gbps in enumerate([390.0, 300.0, 320.0, 310.0])]
     (found,) = shares(Baseline({}, tuple(sizes)), {"": NIC}, TWO_NODES)
 
-    assert found == Share(sizes[2], NIC, 400.0)
+    assert found == ExpectedShare(sizes[2], NIC, 400.0)
     assert (found.ratio, found.is_enough) == (0.8, True)
 
 
@@ -73,5 +73,5 @@ def test_what_does_not_fill_all_links_decides_only_if_it_is_alone() -> None:
 
 
 def test_a_share_is_judged_as_it_is_printed() -> None:
-    assert Share(measured(74.6), NIC, 100.0).is_enough
-    assert not Share(measured(74.4), NIC, 100.0).is_enough
+    assert ExpectedShare(measured(74.6), NIC, 100.0).is_enough
+    assert not ExpectedShare(measured(74.4), NIC, 100.0).is_enough

@@ -8,10 +8,10 @@ import pytest
 
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
 from commtrace.analysis.communication.links import find_slow_links
-from commtrace.benchmarks.facts import Facts
+from commtrace.benchmarks.facts import RankFacts
 from commtrace.benchmarks.judgement import (
-    Expected,
-    Verdict,
+    LaunchedJob,
+    PreflightVerdict,
     judge_absent,
     judge_affinity,
     judge_devices,
@@ -24,7 +24,7 @@ from commtrace.benchmarks.judgement import (
 from tests.benchmarks.rank_facts import facts
 
 
-def cluster(**changes: dict[str, object]) -> dict[int, Facts]:
+def cluster(**changes: dict[str, object]) -> dict[int, RankFacts]:
     """Return six ranks on three nodes; ``rank3={...}`` changes one."""
     return {rank: facts(rank, **changes.get(f"rank{rank}", {})) for rank in range(6)}
 
@@ -32,7 +32,7 @@ def cluster(**changes: dict[str, object]) -> dict[int, Facts]:
 def test_a_sound_cluster_has_no_findings() -> None:
     sound = cluster()
 
-    assert list(judge_absent(sound, Expected(6), 30)) == []
+    assert list(judge_absent(sound, LaunchedJob(6), 30)) == []
     assert list(judge_reached(sound, {rank: [] for rank in sound})) == []
     assert list(judge_settings(sound)) == []
     assert list(judge_interfaces(sound)) == []
@@ -43,7 +43,7 @@ NOT_THERE = "did not start, or did not reach rank 0, within 30 s"
 GPU_NODES = ("gpu0", "gpu1", "gpu2")
 
 
-def without(*absent: int) -> dict[int, Facts]:
+def without(*absent: int) -> dict[int, RankFacts]:
     return {
         rank: replace(one, scheduler_node=f"gpu{rank // 2}") for rank, one in cluster().items() if rank not in absent
     }
@@ -53,26 +53,26 @@ def without(*absent: int) -> dict[int, Facts]:
     ("absent", "expected", "nodes", "more"),
     [
         # Slurm says which nodes the job has
-        ((2, 3), Expected(6, 2, GPU_NODES), ("gpu1",), "; no rank came from gpu1"),
-        ((2, 3), Expected(6, None, GPU_NODES), ("gpu1",), "; no rank came from gpu1"),
+        ((2, 3), LaunchedJob(6, 2, GPU_NODES), ("gpu1",), "; no rank came from gpu1"),
+        ((2, 3), LaunchedJob(6, None, GPU_NODES), ("gpu1",), "; no rank came from gpu1"),
         # two of three nodes are missing: which ranks belong to which is not needed
-        ((2, 3, 4, 5), Expected(6, 2, GPU_NODES), ("gpu1", "gpu2"), "; no rank came from gpu1, gpu2"),
+        ((2, 3, 4, 5), LaunchedJob(6, 2, GPU_NODES), ("gpu1", "gpu2"), "; no rank came from gpu1, gpu2"),
         # Slurm's list has a node more than the job
-        ((2, 3), Expected(6, None, (*GPU_NODES, "gpu3")), (), "; no rank came from gpu1, gpu3"),
-        ((2, 3), Expected(6, 2, (*GPU_NODES, "gpu3")), (), "; no rank came from gpu1, gpu3"),
+        ((2, 3), LaunchedJob(6, None, (*GPU_NODES, "gpu3")), (), "; no rank came from gpu1, gpu3"),
+        ((2, 3), LaunchedJob(6, 2, (*GPU_NODES, "gpu3")), (), "; no rank came from gpu1, gpu3"),
         # a rank beside it told the name of the node
-        ((3,), Expected(6, 2), ("node1",), ""),
+        ((3,), LaunchedJob(6, 2), ("node1",), ""),
         # nobody tells the name
         (
             (2, 3),
-            Expected(6, 2),
+            LaunchedJob(6, 2),
             (),
             "; these are the ranks of node 1, counted from 0 as --node-rank of torchrun; ranks came from node0, node2",
         ),
-        ((3,), Expected(6), (), "; ranks came from node0, node1, node2"),
+        ((3,), LaunchedJob(6), (), "; ranks came from node0, node1, node2"),
     ],
 )
-def test_absent_ranks(absent: tuple[int, ...], expected: Expected, nodes: tuple[str, ...], more: str) -> None:
+def test_absent_ranks(absent: tuple[int, ...], expected: LaunchedJob, nodes: tuple[str, ...], more: str) -> None:
     (found,) = judge_absent(without(*absent), expected, 30)
     who = f"ranks {absent[0]}–{absent[-1]}" if len(absent) > 1 else f"rank {absent[0]}"
 
@@ -80,7 +80,7 @@ def test_absent_ranks(absent: tuple[int, ...], expected: Expected, nodes: tuple[
 
 
 def test_of_ranks_beside_others_and_whole_nodes_each_is_told() -> None:
-    beside, alone = judge_absent(without(1, 4, 5), Expected(6, 2, GPU_NODES), 30)
+    beside, alone = judge_absent(without(1, 4, 5), LaunchedJob(6, 2, GPU_NODES), 30)
 
     assert (beside.nodes, beside.text) == (("node0",), f"rank 1 {NOT_THERE}")
     assert (alone.nodes, alone.text) == (("gpu2",), f"ranks 4–5 {NOT_THERE}; no rank came from gpu2")
@@ -91,7 +91,7 @@ def test_a_node_is_the_same_with_its_domain_and_without(of_rank: str, listed: st
     present = {rank: facts(rank, node=name, host=name) for rank in range(4) for name in [of_rank.format(rank // 2)]}
     nodes = tuple(listed.format(number) for number in range(4))
 
-    (found,) = judge_absent(present, Expected(8, 2, nodes), 30)
+    (found,) = judge_absent(present, LaunchedJob(8, 2, nodes), 30)
 
     assert found.nodes == nodes[2:]
     assert found.text == f"ranks 4–7 {NOT_THERE}; no rank came from {nodes[2]}, {nodes[3]}"
@@ -100,7 +100,7 @@ def test_a_node_is_the_same_with_its_domain_and_without(of_rank: str, listed: st
 def test_nodes_named_by_their_addresses_are_told_apart() -> None:
     present = {rank: facts(rank, node="10.0.0.1", host="10.0.0.1") for rank in range(2)}
 
-    (found,) = judge_absent(present, Expected(4, 2, ("10.0.0.1", "10.0.0.2")), 30)
+    (found,) = judge_absent(present, LaunchedJob(4, 2, ("10.0.0.1", "10.0.0.2")), 30)
 
     assert found.nodes == ("10.0.0.2",)
 
@@ -109,8 +109,8 @@ def test_a_spare_node_of_the_list_is_not_blamed_though_ranks_are_missing_from_tw
     present = {rank: facts(rank) for rank in range(4)}
     five = tuple(f"node{number}" for number in range(5))
 
-    (spare,) = judge_absent(present, Expected(8, None, five), 30)
-    (sure,) = judge_absent(present, Expected(8, None, five[:4]), 30)
+    (spare,) = judge_absent(present, LaunchedJob(8, None, five), 30)
+    (sure,) = judge_absent(present, LaunchedJob(8, None, five[:4]), 30)
 
     assert spare.nodes == ()
     assert spare.text == f"ranks 4–7 {NOT_THERE}; no rank came from node2, node3, node4"
@@ -118,7 +118,7 @@ def test_a_spare_node_of_the_list_is_not_blamed_though_ranks_are_missing_from_tw
 
 
 def test_ranks_that_are_not_numbered_node_by_node_name_no_node() -> None:
-    (found,) = judge_absent(without(3), Expected(6, 6), 30)
+    (found,) = judge_absent(without(3), LaunchedJob(6, 6), 30)
 
     assert found.nodes == ()
 
@@ -230,12 +230,12 @@ def test_a_node_that_is_slow_within() -> None:
 
 def test_the_verdict_is_a_sentence() -> None:
     nodes = ("node0", "node1", "node2")
-    (absent,) = judge_absent({0: facts(0)}, Expected(2, 1, ("node0", "gpu1")), 30)
-    good = Verdict(nodes, (), 6, ("started",), 1.5)
+    (absent,) = judge_absent({0: facts(0)}, LaunchedJob(2, 1, ("node0", "gpu1")), 30)
+    good = PreflightVerdict(nodes, (), 6, ("started",), 1.5)
 
     assert good.sentence() == "Good: 6 ranks on 3 nodes passed all checks."
-    alone = Verdict(nodes[:1], (), 2, ("started",), 1.5)
+    alone = PreflightVerdict(nodes[:1], (), 2, ("started",), 1.5)
     assert alone.sentence() == "Good: 2 ranks on 1 node passed all checks."
-    bad = Verdict((*nodes, "gpu1"), (absent,), 6, (), 31.0)
+    bad = PreflightVerdict((*nodes, "gpu1"), (absent,), 6, (), 31.0)
     assert bad.sentence() == "Not good: 1 of 4 nodes have problems: gpu1."
     assert bad.broken == ("gpu1",)

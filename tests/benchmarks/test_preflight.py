@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from commtrace.benchmarks import preflight
-from commtrace.benchmarks.facts import Facts
-from commtrace.benchmarks.preflight import Limits
+from commtrace.benchmarks.facts import RankFacts
+from commtrace.benchmarks.preflight import PreflightLimits
 from tests.benchmarks.rank_facts import facts
 
 
@@ -25,7 +25,7 @@ def checks() -> preflight._Checks:
     for rank in range(2):
         here = replace(facts(rank), address="127.0.0.1", versions={}, environment={})
         store.set(f"facts-{rank}", json.dumps(asdict(here)))
-    return preflight._Checks(0, 2, 0, store, "gloo", Limits(30, 30), preflight._Found(ranks=2))
+    return preflight._Checks(0, 2, 0, store, "gloo", PreflightLimits(30, 30), preflight._Found(ranks=2))
 
 
 def test_a_signal_while_ranks_ask_one_another_blames_none_that_has_not_told_yet(checks: preflight._Checks) -> None:
@@ -34,7 +34,7 @@ def test_a_signal_while_ranks_ask_one_another_blames_none_that_has_not_told_yet(
     checks.store.set("reached-0", "[]")  # rank 1 still asks
     is_asking, may_answer = threading.Event(), threading.Event()
 
-    def answers_late(_target: Facts) -> bool:
+    def answers_late(_target: RankFacts) -> bool:
         is_asking.set()
         return may_answer.wait(30)
 

@@ -6,7 +6,7 @@ import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.benchmarks.replay import _batches
-from commtrace.benchmarks.replay_program import Call, Event, programs_of
+from commtrace.benchmarks.replay_program import CallEvent, ReplayedCall, programs_of
 from commtrace.errors import ConfigurationError
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
@@ -46,13 +46,13 @@ def test_calls_waits_and_gaps() -> None:
 
     first, second = programs.ranks
     assert first.calls[:2] == (
-        Call("all_reduce", "dp", (0, 1), 64, "float32", -1, False),
-        Call("send", "pp", (0, 1), 1024, "float32", 1, True),
+        ReplayedCall("all_reduce", "dp", (0, 1), 64, "float32", -1, False),
+        ReplayedCall("send", "pp", (0, 1), 1024, "float32", 1, True),
     )
     assert [step.number for step in first.steps] == [1, 2]
-    assert first.steps[0].events == (Event(10, 0, False, 20), Event(10, 1, False, 0), Event(15, 1, True, 5))
+    assert first.steps[0].events == (CallEvent(10, 0, False, 20), CallEvent(10, 1, False, 0), CallEvent(15, 1, True, 5))
     assert (first.steps[0].rest_ns, first.steps[0].recorded_ns) == (40, 100)
-    assert second.steps[1].events == (Event(20, 2, False, 10), Event(20, 3, False, 10))
+    assert second.steps[1].events == (CallEvent(20, 2, False, 10), CallEvent(20, 3, False, 10))
     assert programs.groups == ((0, 1),)
     assert programs.notes == ("2 calls are left out: their group has one rank.",)
 
@@ -82,8 +82,8 @@ def test_every_message_of_a_pipeline_has_two_ends() -> None:
 
 
 def test_messages_right_behind_one_another_are_one_batch() -> None:
-    calls = [Call("send", "pp", (0, 1), 8, "", 1, True), Call("recv", "pp", (0, 1), 8, "", 1, True)]
-    send, recv, wait = Event(5, 0, False, 0), Event(7, 1, False, 0), Event(9, 1, True, 4)
+    calls = [ReplayedCall("send", "pp", (0, 1), 8, "", 1, True), ReplayedCall("recv", "pp", (0, 1), 8, "", 1, True)]
+    send, recv, wait = CallEvent(5, 0, False, 0), CallEvent(7, 1, False, 0), CallEvent(9, 1, True, 4)
 
     assert list(_batches([send, recv, wait], calls)) == [[send, recv], [wait]]
     later = recv._replace(gap_ns=10_000_000)

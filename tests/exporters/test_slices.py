@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from commtrace.analysis.timeline import RankBoxes, Timeline
-from commtrace.exporters.slices import Process, Sample, Slice, Track, Words, arrow_of, layers, processes
+from commtrace.exporters.slices import CounterSample, RankTracks, Slice, Track, Words, arrow_of, layers, processes
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall
 
@@ -16,7 +16,7 @@ def spread(*bounds: tuple[int, int]) -> list[list[tuple[int, int]]]:
     return [[(one.start, one.end) for one in layer] for layer in track.layers()]
 
 
-def exported(run: Run) -> tuple[list[Process], Words]:
+def exported(run: Run) -> tuple[list[RankTracks], Words]:
     timeline = Timeline.of_recording(run)
     outline = timeline.outline()
     return processes(outline, map(timeline.step, timeline.steps)), Words(outline)
@@ -127,13 +127,18 @@ def test_bytes_in_flight_rise_and_fall() -> None:
     ]
     ranks, _ = exported(make_run({0: [span("step", 0, 9, step=0), *rows]}, [replicas]))
 
-    assert ranks[0].bytes_in_flight == [Sample(1, 100), Sample(3, 110), Sample(5, 10), Sample(6, 0)]
+    assert ranks[0].bytes_in_flight == [
+        CounterSample(1, 100),
+        CounterSample(3, 110),
+        CounterSample(5, 10),
+        CounterSample(6, 0),
+    ]
 
 
 def test_the_share_of_a_step_that_was_stalled_is_a_counter() -> None:
     ranks, _ = exported(a_message())
 
-    assert [rank.stalled_percent for rank in ranks] == [[Sample(0, 0.0)], [Sample(0, 50.0)]]
+    assert [rank.stalled_percent for rank in ranks] == [[CounterSample(0, 0.0)], [CounterSample(0, 50.0)]]
 
 
 def test_bounds_of_a_communication_are_described() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from commtrace.analysis.hangs.job_end import ENDED
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.history.facts import RunFacts
-from commtrace.history.store import Entry
+from commtrace.history.store import StoredRun
 from commtrace.history.verdicts import ANALYSIS, Named, RunVerdict
 from tests.trace.rows import mark, steps, write_rank
 
@@ -54,9 +54,9 @@ def verdict(*found: Named, source: str = ANALYSIS, **changes: Any) -> RunVerdict
     return RunVerdict(source=source, named=found, **fields)
 
 
-def entry(directory: str = "one", *verdicts: RunVerdict, **changes: Any) -> Entry:
+def entry(directory: str = "one", *verdicts: RunVerdict, **changes: Any) -> StoredRun:
     own = facts(**{"run": directory, **changes})
-    return Entry(directory, "f", own, own.hosts, verdicts)
+    return StoredRun(directory, "f", own, own.hosts, verdicts)
 
 
 def write_monitor(directory: Path, *lines: Any, **status: Any) -> None:

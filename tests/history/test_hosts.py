@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from commtrace.history.hosts import HostTally, Naming, tally_hosts
-from commtrace.history.store import Entry
+from commtrace.history.store import StoredRun
 from commtrace.history.verdicts import MONITOR
 from tests.history.factory import BEGIN_NS, entry, named, verdict
 
 
-def tally(host: str, *entries: Entry) -> HostTally:
+def tally(host: str, *entries: StoredRun) -> HostTally:
     return next(one for one in tally_hosts(entries).hosts if one.host == host)
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from commtrace.analysis.hangs.job_end import ENDED, EarlierAttempt, WentOn
 from commtrace.history import store
-from commtrace.history.store import FILE_NAME, Entry, HistoryError, RunHistory
+from commtrace.history.store import FILE_NAME, HistoryError, RunHistory, StoredRun
 from commtrace.history.verdicts import MONITOR
 from tests.history.factory import entry, named, verdict
 
 
-def directories(entries: list[Entry]) -> list[str]:
+def directories(entries: list[StoredRun]) -> list[str]:
     return [one.directory for one in entries]
 
 

@@ -6,13 +6,13 @@ from typing import Literal
 
 import pytest
 
-from commtrace.interchange.megatron_issue_488 import LAYOUT, MODEL, Compared, compare, sample_plan
+from commtrace.interchange.megatron_issue_488 import LAYOUT, MODEL, ComparedNumber, compare, sample_plan
 
 GIB = 1 << 30
 NUMBERS = {(one.of, one.quantity, one.unit): one for one in compare(sample_plan())}
 
 
-def found(of: str, quantity: str, unit: Literal["parameters", "bytes", "operations"]) -> Compared:
+def found(of: str, quantity: str, unit: Literal["parameters", "bytes", "operations"]) -> ComparedNumber:
     return NUMBERS[of, quantity, unit]
 
 

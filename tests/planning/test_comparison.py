@@ -12,7 +12,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.planning.call_counts import CallCounts, count_calls
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.comparison import (
-    Expected,
+    ExpectedTraffic,
     MemoryRow,
     PlanComparison,
     TrafficRow,
@@ -66,9 +66,13 @@ def call_counts(
     return count_calls(analyse(make_run({0: rows, 1: rows}, [members])))
 
 
-def planned(*calls: tuple[str, int, int], what: str = "gradients", role: str = "dp") -> list[Expected]:
+def planned(*calls: tuple[str, int, int], what: str = "gradients", role: str = "dp") -> list[ExpectedTraffic]:
     """Calls of ranks 0 and 1: operation, count, bytes."""
-    return [Expected(range(2), tuple(Traffic(role, name, what, "step", count, size, 2) for name, count, size in calls))]
+    return [
+        ExpectedTraffic(
+            range(2), tuple(Traffic(role, name, what, "step", count, size, 2) for name, count, size in calls)
+        )
+    ]
 
 
 def only_row(comparison: PlanComparison) -> TrafficRow:
@@ -137,7 +141,7 @@ GATHERS = [("all_gather", 100), ("all_gather", 28)]
         ),
     ],
 )
-def test_every_difference_has_a_sentence(expected: list[Expected], run: CallCounts, reason: str) -> None:
+def test_every_difference_has_a_sentence(expected: list[ExpectedTraffic], run: CallCounts, reason: str) -> None:
     comparison = compare_plan(expected, run)
 
     assert only_row(comparison).verdict == "different"
@@ -225,14 +229,14 @@ def test_ranks_of_another_job_are_named() -> None:
     sent = [Traffic("dp", "all_reduce", "gradients", "step", 1, 64, 2)]
     run = call_counts([("all_reduce", 64)])
 
-    assert compare_plan([Expected(range(4), tuple(sent))], run).notes == (
+    assert compare_plan([ExpectedTraffic(range(4), tuple(sent))], run).notes == (
         "The plan also has ranks 2–3: not recorded, so not compared.",
     )
-    assert compare_plan([Expected(range(1), tuple(sent))], run).notes == (
+    assert compare_plan([ExpectedTraffic(range(1), tuple(sent))], run).notes == (
         "The run also has rank 1; the plan is of a smaller job.",
     )
     with pytest.raises(ConfigurationError, match="of ranks 4–5, which the plan has, none was recorded"):
-        compare_plan([Expected(range(4, 6), tuple(sent))], run)
+        compare_plan([ExpectedTraffic(range(4, 6), tuple(sent))], run)
 
 
 def test_a_plan_has_the_roles_that_are_recorded() -> None:
@@ -259,8 +263,12 @@ def test_what_zero_3_gathers_again_is_an_upper_limit() -> None:
         Traffic("dp", "all_gather", "parameters", "forward", 1, 100, 2),
         Traffic("dp", "all_gather", GATHERED_AGAIN, "backward", 1, 100, 2),
     ]
-    less = compare_plan([Expected(range(2), tuple(gathers))], call_counts([("all_gather", 100)], [("all_gather", 60)]))
-    more = compare_plan([Expected(range(2), tuple(gathers))], call_counts([("all_gather", 100)], [("all_gather", 160)]))
+    less = compare_plan(
+        [ExpectedTraffic(range(2), tuple(gathers))], call_counts([("all_gather", 100)], [("all_gather", 60)])
+    )
+    more = compare_plan(
+        [ExpectedTraffic(range(2), tuple(gathers))], call_counts([("all_gather", 100)], [("all_gather", 160)])
+    )
 
     assert only_row(less).verdict == "explained"
     assert only_row(less).reason.startswith("Extra all-gather in the backward: parameters do not stay live within")

@@ -15,7 +15,7 @@ from commtrace.planning.model import Model
 from commtrace.planning.plan import Plan, make_plan
 from commtrace.planning.times import (
     IterationTime,
-    Measured,
+    MeasuredJob,
     RoleTime,
     compute_seconds,
     iteration_time,
@@ -107,7 +107,7 @@ def test_bandwidth_and_compute_of_a_recorded_run() -> None:
 
     rates = measured_rates(measured, plan_that_sends(1, "dp-cp"))
     assert rates.bandwidths == pytest.approx({"dp-cp": 6e9})
-    assert rates == Measured(rates.bandwidths, 600e-9)
+    assert rates == MeasuredJob(rates.bandwidths, 600e-9)
     assert measured_rates(measured, plan_that_sends(1, "tp")).bandwidths == {}
     for rank in (0, 1):
         rows[rank][2]["end_exact"] = False

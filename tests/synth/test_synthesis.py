@@ -16,7 +16,7 @@ from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.windows.run import WholeRun
 from commtrace.errors import ConfigurationError
-from commtrace.synth import FREE, Clock, Fault, Job, Synthetic, random_clocks, synthesize, write
+from commtrace.synth import FREE, Fault, Job, SimulatedClock, Synthetic, random_clocks, synthesize, write
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.spans import DTYPE_OF_COLUMN
@@ -216,10 +216,10 @@ def test_offset_and_drift_are_recovered() -> None:
 
 
 def test_clocks_step() -> None:
-    clock = Clock(offset_ns=10, step_at_ns=100, step_ns=1_000, wall_step_ns=5)
+    clock = SimulatedClock(offset_ns=10, step_at_ns=100, step_ns=1_000, wall_step_ns=5)
 
     assert clock.read(np.array([0, 99, 100])).tolist() == [10, 109, 1_110]
-    before, after = Clock(step_at_ns=1, wall_step_ns=5).anchors(0, 10_000_000_000)
+    before, after = SimulatedClock(step_at_ns=1, wall_step_ns=5).anchors(0, 10_000_000_000)
     assert (after.realtime_ns - after.monotonic_ns) - (before.realtime_ns - before.monotonic_ns) == 5
 
 

@@ -18,10 +18,10 @@ from commtrace.top import from_metrics
 from commtrace.top.frame import Exposed
 from commtrace.top.from_metrics import (
     EndpointSource,
+    MetricSample,
     MetricsError,
     PrometheusSource,
-    RankTotals,
-    Sample,
+    ScrapedTotals,
     fetch,
     frame_of_totals,
     metrics_source,
@@ -116,9 +116,9 @@ def test_a_rank_whose_last_step_is_long_ago_is_silent() -> None:
     assert frame.notes[0] == "NO STEP has ended on any rank for 100 s: see commtrace doctor RUN."
 
 
-def totals(rank: int, work: float, exposed: float, pp: int = 0) -> RankTotals:
+def totals(rank: int, work: float, exposed: float, pp: int = 0) -> ScrapedTotals:
     labels = {"rank": str(rank), "pp": str(pp), "node": f"n{rank}", "run_id": "r"}
-    return RankTotals(labels, 10, 10.0, {"compute": 10 * work}, {"dp": 10 * exposed}, 10 * work, 0, 9, 1_999.0)
+    return ScrapedTotals(labels, 10, 10.0, {"compute": 10 * work}, {"dp": 10 * exposed}, 10 * work, 0, 9, 1_999.0)
 
 
 def test_a_rank_that_works_longer_than_its_peers_is_named() -> None:
@@ -154,18 +154,18 @@ def test_stages_that_nobody_told_are_no_peers() -> None:
 
 
 def test_a_rank_without_new_steps_has_no_parts() -> None:
-    added, so_far = {"0": RankTotals({"rank": "0"})}, {"0": totals(0, 0.5, 0.5)}
+    added, so_far = {"0": ScrapedTotals({"rank": "0"})}, {"0": totals(0, 0.5, 0.5)}
     (row,) = frame_of_totals("p", added, so_far, NOW).ranks
     assert (row.step_ns, dict(row.parts), row.last_step) == (None, {}, 9)
 
 
 def test_a_stage_that_nobody_told_is_read_from_the_metrics() -> None:
-    (one,) = totals_of([Sample("commtrace_unknown_stage", {"rank": "1"}, 1.0)]).values()
+    (one,) = totals_of([MetricSample("commtrace_unknown_stage", {"rank": "1"}, 1.0)]).values()
     assert one.is_in_unknown_stage
 
 
 def test_what_is_not_a_number_is_not_known() -> None:
-    assert totals_of([Sample("commtrace_step_duration_seconds_sum", {"rank": "0"}, float("nan"))]) == {}
+    assert totals_of([MetricSample("commtrace_step_duration_seconds_sum", {"rank": "0"}, float("nan"))]) == {}
 
 
 def test_the_address_tells_what_is_behind_it() -> None:

@@ -18,9 +18,9 @@ from commtrace.analysis.communication.baseline import Baseline, Measurement
 from commtrace.analysis.communication.links import SlowLinks, find_slow_links
 from commtrace.analysis.communication.rates import parse_rate
 from commtrace.analysis.formatting import format_ranks
-from commtrace.benchmarks.expectations import ALL_GROUPS, USUAL, Rate, Share, decisive, shares
+from commtrace.benchmarks.expectations import ALL_GROUPS, USUAL, ExpectedShare, Rate, decisive, shares
 from commtrace.benchmarks.groups import WORDS, choose_groups
-from commtrace.benchmarks.job import Job, join
+from commtrace.benchmarks.job import BenchmarkJob, join
 from commtrace.benchmarks.operations import OPERATIONS
 from commtrace.cli.arguments import JsonOption, given_bytes
 from commtrace.cli.commands.bandwidth import slow_links_text
@@ -45,7 +45,7 @@ _FILLS_A_LINK: Final = 64 << 20
 """Bytes below which even a healthy link may show less than it carries."""
 
 
-class Backend(str, Enum):
+class CollectiveBackend(str, Enum):
     """A backend of torch.distributed."""
 
     NCCL = "nccl"
@@ -97,7 +97,7 @@ def bench_collectives(
     warmup: Annotated[int, typer.Option(min=0, help="Iterations that are not timed.")] = 5,
     iterations: Annotated[int, typer.Option(min=1, help="Timed iterations, each behind a barrier.")] = 20,
     backend: Annotated[
-        Backend | None, typer.Option(help="Default: NCCL where there are GPUs.", show_default=False)
+        CollectiveBackend | None, typer.Option(help="Default: NCCL where there are GPUs.", show_default=False)
     ] = None,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Default: bfloat16 on GPUs, float32 on CPUs.", show_default=False)
@@ -156,7 +156,7 @@ def bench_collectives(
     raise typer.Exit(130 if results.is_stopped else 1 if lowest is not None and not lowest.is_enough else 0)
 
 
-def _check_folders(job: Job, files: Mapping[str, Path | None]) -> None:
+def _check_folders(job: BenchmarkJob, files: Mapping[str, Path | None]) -> None:
     """Raise ConfigurationError on all ranks if rank 0 could not write a file later: measuring takes minutes."""
     missing = [
         f"{option} {path}: the folder {path.parent} does not exist; make it first"
@@ -194,7 +194,7 @@ def _rates(texts: Sequence[str], words: Sequence[str]) -> dict[str, Rate]:
 
 
 def _report(
-    results: Results, found: Sequence[Share], *, json_output: bool, output: Path | None, plot: Path | None
+    results: Results, found: Sequence[ExpectedShare], *, json_output: bool, output: Path | None, plot: Path | None
 ) -> None:
     baseline = results.baseline()
     slow = find_slow_links(baseline.links())
@@ -228,7 +228,7 @@ def _report(
     sys.stdout.flush()
 
 
-def _verdict(results: Results, slow: SlowLinks | None, lowest: Share | None) -> str:
+def _verdict(results: Results, slow: SlowLinks | None, lowest: ExpectedShare | None) -> str:
     measurements = results.measurements
     stopped = "Stopped early. " if results.is_stopped else ""
     if not measurements:
@@ -247,7 +247,7 @@ def _verdict(results: Results, slow: SlowLinks | None, lowest: Share | None) -> 
     )
 
 
-def _share_text(one: Share, backend: str) -> str:
+def _share_text(one: ExpectedShare, backend: str) -> str:
     """Return ``all_reduce on ranks 0–15 of a and b reaches 328 GB/s at 1.00 GiB: 82 % of the …``"""
     reaches = "reaches" if one.is_enough else "reaches only"
     look = "." if one.is_enough else f": {_advice(one.best, backend)}."
@@ -284,7 +284,9 @@ def _line(one: Measurement) -> str:
     )
 
 
-def _print(console: Console, verdict: str, found: Sequence[Share], results: Results, baseline: Baseline) -> None:
+def _print(
+    console: Console, verdict: str, found: Sequence[ExpectedShare], results: Results, baseline: Baseline
+) -> None:
     console.print(f"[bold]{escape(verdict)}[/]")
     console.print(escape(" · ".join(f"{name} {value}" for name, value in results.made.items())), style="dim")
     if found:
@@ -304,7 +306,7 @@ def _print(console: Console, verdict: str, found: Sequence[Share], results: Resu
         console.print(f"[yellow]![/] {escape(note)}")
 
 
-def _share_table(found: Sequence[Share]) -> Table:
+def _share_table(found: Sequence[ExpectedShare]) -> Table:
     table = text_table(["operation", "group", "ranks"], ["payload", "busbw GB/s", "expected", "share"])
     for one in found:
         words = (one.best.operation, one.best.group, _members(one.best))

@@ -20,10 +20,10 @@ from commtrace.cli.output import UNKNOWN, duration, num_bytes, text_table, wide_
 from commtrace.errors import CommtraceError, ConfigurationError
 
 if TYPE_CHECKING:
-    from commtrace.benchmarks.replay import Comparison
+    from commtrace.benchmarks.replay import ReplayComparison
 
 
-class Backend(str, Enum):
+class ReplayBackend(str, Enum):
     """A backend of torch.distributed."""
 
     NCCL = "nccl"
@@ -35,7 +35,7 @@ def bench_replay(
     steps: StepsOption = "",
     most_steps: Annotated[int, typer.Option(min=1, help="Replay at most so many of the steps that count.")] = 10,
     backend: Annotated[
-        Backend | None, typer.Option(help="Default: NCCL where there are GPUs.", show_default=False)
+        ReplayBackend | None, typer.Option(help="Default: NCCL where there are GPUs.", show_default=False)
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds after which a rank that does not answer failed.")
@@ -71,7 +71,7 @@ def _read(run: Path, steps: str, most_steps: int, world_size: int) -> Programs |
     return programs
 
 
-def _report(comparison: Comparison, *, json_output: bool) -> None:
+def _report(comparison: ReplayComparison, *, json_output: bool) -> None:
     verdict = _verdict(comparison)
     if json_output:
         sys.stdout.write(json.dumps({"verdict": verdict, **comparison.to_json()}, allow_nan=False) + "\n")
@@ -84,14 +84,14 @@ def _report(comparison: Comparison, *, json_output: bool) -> None:
         console.print(f"[yellow]![/] {escape(note)}")
 
 
-def _verdict(comparison: Comparison) -> str:
+def _verdict(comparison: ReplayComparison) -> str:
     return (
         f"A step takes {duration(comparison.replayed_step_ns)} in the replay and took "
         f"{duration(comparison.recorded_step_ns)}: {comparison.ratio:.2f} times as long."
     )
 
 
-def _print_rows(console: Console, comparison: Comparison) -> None:
+def _print_rows(console: Console, comparison: ReplayComparison) -> None:
     table = text_table(["role", "operation"], ["calls", "bytes", "recorded", "replayed", "ratio"])
     for row in comparison.rows:
         ratio = f"{row.replayed_ns / row.recorded_ns:.2f}" if row.recorded_ns else UNKNOWN

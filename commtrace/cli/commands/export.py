@@ -24,7 +24,7 @@ from commtrace.interchange.simulators.simai_of_run import roles_of_groups, workl
 _MANY_SLICES = 2_000_000
 
 
-class Format(str, Enum):
+class ExportFormat(str, Enum):
     """The format of the file, or of the files."""
 
     PERFETTO = "perfetto"
@@ -39,12 +39,12 @@ def export(
     runs: RunsArgument = DEFAULT_RUNS,
     attempt: AttemptOption = None,
     format: Annotated[
-        Format,
+        ExportFormat,
         typer.Option(
             help="perfetto (for ui.perfetto.dev) or chrome (JSON); csv or parquet for all tables; aicb or simai for "
             "these simulators."
         ),
-    ] = Format.PERFETTO,
+    ] = ExportFormat.PERFETTO,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -74,19 +74,19 @@ def export(
     one rank as a SimAI workload, the overlap ratios and the row of results of SimAI-Analytical, and compute files.
     """
     run = run_directory(runs, attempt)
-    if rank is not None and format not in (Format.AICB, Format.SIMAI):
+    if rank is not None and format not in (ExportFormat.AICB, ExportFormat.SIMAI):
         raise ConfigurationError("--rank belongs to --format aicb and simai; the other formats have all ranks")
-    if format in (Format.AICB, Format.SIMAI):
-        write = _write_aicb if format is Format.AICB else _write_simai
+    if format in (ExportFormat.AICB, ExportFormat.SIMAI):
+        write = _write_aicb if format is ExportFormat.AICB else _write_simai
         write(run, steps or None, rank, output or Path(format.value))
         return
-    if format in (Format.CSV, Format.PARQUET):
+    if format in (ExportFormat.CSV, ExportFormat.PARQUET):
         _write_tables(run, steps, format, output or Path("tables"))
         return
     console = PlainConsole(stderr=True)
     window = load_window(run, steps or None)
     timeline = Timeline.of_recording(window.context, window.wanted)
-    native = format is Format.PERFETTO and perfetto.is_available()
+    native = format is ExportFormat.PERFETTO and perfetto.is_available()
     target = output or Path("trace.pftrace" if native else "trace.json")
     with console.status(f"Writing {target}"):
         num_slices = (perfetto if native else chrome_trace).write(
@@ -94,7 +94,7 @@ def export(
         )
     for note in (*_clocks(timeline), *window.recorded.problems):
         console.print(f"note: {note}", markup=False)
-    if format is Format.PERFETTO and not native:
+    if format is ExportFormat.PERFETTO and not native:
         console.print(
             f"The perfetto package is not installed ({perfetto.INSTALL}), so this is Chrome JSON.", markup=False
         )
@@ -104,7 +104,7 @@ def export(
     typer.echo(f"{target}: {num_steps}, {num_slices} slices. Next: open it at https://ui.perfetto.dev")
 
 
-def _write_tables(run: Path, steps: str, format: Format, directory: Path) -> None:
+def _write_tables(run: Path, steps: str, format: ExportFormat, directory: Path) -> None:
     from commtrace.recorded_run import open as open_run
     from commtrace.sql import TABLES
 
@@ -115,7 +115,7 @@ def _write_tables(run: Path, steps: str, format: Format, directory: Path) -> Non
             continue
         rows = make(recorded)
         path = directory / f"{name}.{format.value}"
-        if format is Format.PARQUET:
+        if format is ExportFormat.PARQUET:
             write_parquet(rows, path)
         else:
             with path.open("w", newline="", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from commtrace.interchange.rows import Imported
 from commtrace.trace.inputs import printable_lines
 
 
-class Kind(str, Enum):
+class FileKind(str, Enum):
     """The kind of files."""
 
     KINETO = "kineto"
@@ -36,7 +36,7 @@ class Steps(str, Enum):
 
 
 def import_(
-    kind: Annotated[Kind, typer.Argument(help="The kind of the files; see below.", show_default=False)],
+    kind: Annotated[FileKind, typer.Argument(help="The kind of the files; see below.", show_default=False)],
     files: Annotated[
         list[Path], typer.Argument(help="One file per rank; whatif, aicb-csv: one in all.", show_default=False)
     ],
@@ -73,7 +73,7 @@ def import_(
     aicb-csv: the log of an AICB benchmark.
     """
     with _progress() as show:
-        if kind is Kind.KINETO:
+        if kind is FileKind.KINETO:
             by_profiler = step_source is Steps.PROFILER
             imported = _import_kineto(files, output, communication_pattern, by_profiler, ranks_per_host, show)
         else:
@@ -113,7 +113,7 @@ def _import_kineto(
 
 
 def _import(
-    kind: Kind,
+    kind: FileKind,
     files: Sequence[Path],
     output: Path,
     ranks_per_host: int,
@@ -121,22 +121,22 @@ def _import(
     on_file: Callable[[Path], None],
 ) -> Imported:
     # Imported where they are needed: the modules of all formats would double the time to import a small trace.
-    if kind is Kind.FLIGHT_RECORDER:
+    if kind is FileKind.FLIGHT_RECORDER:
         from commtrace.interchange.dumps.flight_recorder import import_flight_recorder
 
         return import_flight_recorder(files, output, ranks_per_host=ranks_per_host, on_file=on_file)
-    if kind is Kind.INSPECTOR:
+    if kind is FileKind.INSPECTOR:
         from commtrace.interchange.dumps.inspector import import_inspector
 
         return import_inspector(files, output, on_file=on_file)
-    if kind is Kind.WORKERLOG:
+    if kind is FileKind.WORKERLOG:
         from commtrace.interchange.workerlog import import_workerlog
 
         return import_workerlog(files, output, on_file=on_file)
     if len(files) != 1:
-        what = "Parquet file of a job" if kind is Kind.WHATIF else "log of a benchmark"
+        what = "Parquet file of a job" if kind is FileKind.WHATIF else "log of a benchmark"
         raise ConfigurationError(f"{kind.value} takes the one {what}, and {len(files)} were given.")
-    if kind is Kind.AICB_CSV:
+    if kind is FileKind.AICB_CSV:
         from commtrace.interchange.simulators.aicb_csv import import_aicb_csv
 
         return import_aicb_csv(files[0], output, on_file=on_file)

@@ -34,7 +34,7 @@ class ColourBy(str, Enum):
     MICROBATCH = "microbatch"
 
 
-class By(str, Enum):
+class BarSubject(str, Enum):
     """What a bar stands for."""
 
     RANK = "rank"
@@ -68,7 +68,7 @@ def plot(
     ] = "",
     colour_by: Annotated[ColourBy, typer.Option(help="timeline: colours of forwards and backwards.")] = ColourBy.KIND,
     by: Annotated[
-        By | None,
+        BarSubject | None,
         typer.Option(help="breakdown: a bar for each. Default: rank, or stage if there are many.", show_default=False),
     ] = None,
     value: Annotated[str, typer.Option(help=f"heat-map: {', '.join(VALUES)}.")] = SLOWNESS,

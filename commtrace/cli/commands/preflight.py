@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 
 from commtrace.cli.arguments import JsonOption
-from commtrace.cli.commands.bench_collectives import Backend
+from commtrace.cli.commands.bench_collectives import CollectiveBackend
 from commtrace.cli.output import wide_console
 
 if TYPE_CHECKING:
-    from commtrace.benchmarks.judgement import Verdict
+    from commtrace.benchmarks.judgement import PreflightVerdict
 
 
 def preflight(
@@ -23,7 +23,7 @@ def preflight(
         float, typer.Option(min=1, help="Seconds after which an operation of the network has failed.")
     ] = 20,
     backend: Annotated[
-        Backend | None, typer.Option(help="Default: NCCL where there are GPUs.", show_default=False)
+        CollectiveBackend | None, typer.Option(help="Default: NCCL where there are GPUs.", show_default=False)
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -35,17 +35,17 @@ def preflight(
     SIGTERM or Ctrl-C it says what is known so far.
     """
     # Here, because it imports torch.
-    from commtrace.benchmarks.preflight import Limits
+    from commtrace.benchmarks.preflight import PreflightLimits
     from commtrace.benchmarks.preflight import preflight as check
 
-    def report(verdict: Verdict) -> None:
+    def report(verdict: PreflightVerdict) -> None:
         _print(verdict, json_output=json_output)
 
-    good = check(backend.value if backend else "", Limits(start_timeout, network_timeout), report)
+    good = check(backend.value if backend else "", PreflightLimits(start_timeout, network_timeout), report)
     raise typer.Exit(0 if good else 1)
 
 
-def _print(verdict: Verdict, *, json_output: bool) -> None:
+def _print(verdict: PreflightVerdict, *, json_output: bool) -> None:
     if json_output:
         sys.stdout.write(json.dumps(verdict.to_json(), allow_nan=False) + "\n")
         sys.stdout.flush()

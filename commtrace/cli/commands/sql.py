@@ -25,7 +25,7 @@ _WIDEST: Final = 10_000
 _NUMBERS: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 
 
-class Format(str, Enum):
+class TableFormat(str, Enum):
     """The format of the rows."""
 
     TABLE = "table"
@@ -40,7 +40,7 @@ def sql(
     ],
     query: Annotated[str, typer.Argument(help="A SELECT statement of DuckDB.", metavar="QUERY")],
     steps: StepsOption = "",
-    output_format: Annotated[Format, typer.Option("--format", help="How to write the rows.")] = Format.TABLE,
+    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write the rows.")] = TableFormat.TABLE,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file to write. Default: standard output.")
     ] = None,
@@ -54,21 +54,21 @@ def sql(
     from commtrace.recorded_run import open as open_run
     from commtrace.sql import query as answer
 
-    if output_format is Format.PARQUET and output is None:
+    if output_format is TableFormat.PARQUET and output is None:
         raise ConfigurationError("--format parquet is no text: name a file with -o FILE")
     tell_of_worlds(run)
     recorded = open_run(run, steps=steps or None)
     for problem in recorded.problems:
         typer.echo(f"! {problem}", err=True)
     rows = answer(recorded, query)
-    if output_format is Format.PARQUET:
+    if output_format is TableFormat.PARQUET:
         assert output is not None
         write_parquet(rows, output)
         return
     with _opened(output) as file:
-        if output_format is Format.CSV:
+        if output_format is TableFormat.CSV:
             write_csv(rows, file, for_terminal=output is None and sys.stdout.isatty())
-        elif output_format is Format.JSON:
+        elif output_format is TableFormat.JSON:
             json.dump([_jsonable(row) for row in rows.to_pylist()], file, allow_nan=False, default=str)
             file.write("\n")
         else:

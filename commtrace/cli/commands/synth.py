@@ -14,7 +14,7 @@ from rich.progress import Progress
 from commtrace.errors import ConfigurationError
 from commtrace.installation import own_command
 from commtrace.schedule import WRITTEN
-from commtrace.synth import Clock, Fault, Job, random_clocks, synthesize, write
+from commtrace.synth import Fault, Job, SimulatedClock, random_clocks, synthesize, write
 from commtrace.synth.faults import FORMS
 
 
@@ -121,7 +121,9 @@ def synth(
     typer.echo(f"Next: {own_command()} summary {output}")
 
 
-def _clocks(job: Job, offsets: Sequence[str], drifts: Sequence[str], steps: Sequence[str]) -> Mapping[int, Clock]:
+def _clocks(
+    job: Job, offsets: Sequence[str], drifts: Sequence[str], steps: Sequence[str]
+) -> Mapping[int, SimulatedClock]:
     # Perfect ones without options.
     if not (offsets or drifts or steps):
         return {}
@@ -141,7 +143,7 @@ def _clocks(job: Job, offsets: Sequence[str], drifts: Sequence[str], steps: Sequ
     return clocks
 
 
-def _clock(clocks: Mapping[int, Clock], host: int) -> Clock:
+def _clock(clocks: Mapping[int, SimulatedClock], host: int) -> SimulatedClock:
     if host not in clocks:
         raise ConfigurationError(f"host {host}: the job has the hosts 0 to {len(clocks) - 1}")
     return clocks[host]

@@ -34,7 +34,7 @@ _WAITING: Final = 3
 """Exit code of ``--once`` if there is nothing to show yet."""
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """A source of frames."""
 
     def look(self) -> Frame:
@@ -84,7 +84,7 @@ def top(
         _watch(source, run, console, refresh, ranks)
 
 
-def _source(run: str, last: int, run_id: str) -> Source:
+def _source(run: str, last: int, run_id: str) -> FrameSource:
     if run.startswith(("http://", "https://")):
         from commtrace.top.from_metrics import metrics_source
 
@@ -95,7 +95,7 @@ def _source(run: str, last: int, run_id: str) -> Source:
     return FileSource(run, last, process_state)
 
 
-def _print_once(source: Source, run: str, ranks: int, *, as_json: bool) -> None:
+def _print_once(source: FrameSource, run: str, ranks: int, *, as_json: bool) -> None:
     try:
         frame = source.look()
     except RunNotFoundError as error:
@@ -113,7 +113,7 @@ def _print_once(source: Source, run: str, ranks: int, *, as_json: bool) -> None:
         console.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
 
 
-def _watch(source: Source, run: str, console: PlainConsole, refresh: float, ranks: int) -> None:
+def _watch(source: FrameSource, run: str, console: PlainConsole, refresh: float, ranks: int) -> None:
     with Live(Text(printable(f"Reading {run} …")), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while True:
@@ -129,7 +129,7 @@ def pause_seconds(took: float, refresh: float) -> float:
     return max(refresh, took * (1 - _BUSY_SHARE) / _BUSY_SHARE)
 
 
-def _drawn(source: Source, run: str, console: PlainConsole, ranks: int, refresh: float) -> Text:
+def _drawn(source: FrameSource, run: str, console: PlainConsole, ranks: int, refresh: float) -> Text:
     try:
         frame = source.look()
         width, height = max(console.width, NARROWEST), console.height

@@ -81,7 +81,7 @@ def predict(profile: AcesoProfile, configuration: AcesoConfiguration, gpus_per_n
     begins = [sum(stage.gpus for stage in stages[:index]) for index in range(len(stages) + 1)]
     crosses = [begin > 0 and begin % gpus_per_node == 0 for begin in begins]
     measured = [
-        _Stage(profile, configuration.model_name, stage, crosses[index], crosses[index + 1])
+        _AcesoStage(profile, configuration.model_name, stage, crosses[index], crosses[index + 1])
         for index, stage in enumerate(stages)
     ]
     m = configuration.microbatches
@@ -121,7 +121,7 @@ def predict(profile: AcesoProfile, configuration: AcesoConfiguration, gpus_per_n
     )
 
 
-def _notes(profile: AcesoProfile, measured: Sequence[_Stage], between_nodes: bool) -> Iterator[str]:
+def _notes(profile: AcesoProfile, measured: Sequence[_AcesoStage], between_nodes: bool) -> Iterator[str]:
     """Yield what was taken for granted because the profile does not have it."""
     if between_nodes and not profile.between_nodes:
         yield (
@@ -139,7 +139,7 @@ def _notes(profile: AcesoProfile, measured: Sequence[_Stage], between_nodes: boo
             )
 
 
-def _replayed_ms(measured: Sequence[_Stage], times: Sequence[tuple[float, ...]], microbatches: int) -> float:
+def _replayed_ms(measured: Sequence[_AcesoStage], times: Sequence[tuple[float, ...]], microbatches: int) -> float:
     """Return the time of 1F1B, ms."""
     chunks = []
     for stage, (forward_ms, backward_ms, recompute_ms, *_) in zip(measured, times, strict=True):
@@ -208,7 +208,7 @@ def _change(before: PlacedOperator, after: PlacedOperator) -> _Change | None:
     raise ConfigurationError(f"no single collective brings the output of {before.name} to {after.name}: {have}, {want}")
 
 
-class _Stage:
+class _AcesoStage:
     """The measurements of one stage's operators."""
 
     def __init__(

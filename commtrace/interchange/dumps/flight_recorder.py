@@ -101,7 +101,7 @@ def import_flight_recorder(
     return Imported(len(records), num_spans, (guess.note,) if guess else ())
 
 
-def _numbered(record: FlightRecord) -> Iterator[tuple[Entry, int, int]]:
+def _numbered(record: FlightRecord) -> Iterator[tuple[FlightEntry, int, int]]:
     """Yield each entry with its number in its group, or between its pair of ranks, and its place among those of it."""
     messages = Counter[tuple[int, int, int]]()
     places = Counter[tuple[int, int]]()
@@ -140,7 +140,7 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
         )
 
 
-def _detail(entry: Entry) -> str:
+def _detail(entry: FlightEntry) -> str:
     detail: dict[str, object] = {"state": entry.state}
     if not entry.has_ended or entry.completed_ns is None:
         detail["unfinished"] = True
@@ -149,7 +149,7 @@ def _detail(entry: Entry) -> str:
     return json.dumps(detail)
 
 
-def _in_flight(entry: Entry, seq: int) -> dict[str, object]:
+def _in_flight(entry: FlightEntry, seq: int) -> dict[str, object]:
     return {
         "operation": entry.operation,
         "group": entry.group.id if entry.group else -1,
@@ -163,7 +163,7 @@ def _in_flight(entry: Entry, seq: int) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FlightEntry:
     """An operation that was enqueued."""
 
     operation: str
@@ -198,7 +198,7 @@ class FlightRecord:
     rank: int
     version: str
     groups: Mapping[str, Group]
-    entries: Sequence[Entry]
+    entries: Sequence[FlightEntry]
     unreadable: int = 0
 
     @property
@@ -226,7 +226,7 @@ def with_members(records: Iterable[FlightRecord]) -> list[FlightRecord]:
     world_size = max([world_size, *(max(entry.group_size, entry.peer_in_group + 1) for entry in in_world)])
     world_size = min(world_size, MOST_RANKS)
     members: dict[str, set[int]] = defaultdict(set)
-    first: dict[str, Entry] = {}
+    first: dict[str, FlightEntry] = {}
     for record in records:
         for entry in record.entries:
             if entry.group is None and entry.group_name not in listed:
@@ -250,7 +250,7 @@ def with_members(records: Iterable[FlightRecord]) -> list[FlightRecord]:
     ]
 
 
-def _with_group(entry: Entry, group: Group) -> Entry:
+def _with_group(entry: FlightEntry, group: Group) -> FlightEntry:
     if entry.group is not None:
         return entry
     peer = group.ranks[entry.peer_in_group] if 0 <= entry.peer_in_group < group.size else -1
@@ -423,7 +423,7 @@ def _groups(configured: Mapping[str | int, _GroupInDump] | None) -> dict[str, Gr
     return found
 
 
-def _entry(entry: _EntryInDump, groups: Mapping[str, Group], *, tells_states: bool) -> Entry:
+def _entry(entry: _EntryInDump, groups: Mapping[str, Group], *, tells_states: bool) -> FlightEntry:
     name, description = (printable(str(word)) for word in (*(entry.process_group or ()), "", "")[:2])
     group = groups.get(name)
     # nccl:all_reduce, nccl:send 1->2
@@ -437,7 +437,7 @@ def _entry(entry: _EntryInDump, groups: Mapping[str, Group], *, tells_states: bo
     operation = operation_of(words) or words or "unknown"
     completed = _time(entry.time_discovered_completed_ns)
     created = _time(entry.time_created_ns)
-    return Entry(
+    return FlightEntry(
         operation=operation,
         group=group,
         seq=(entry.p2p_seq_id if is_p2p else entry.collective_seq_id) or entry.seq_id or 0,

@@ -23,9 +23,9 @@ from commtrace.interchange.dumps.inspector_lines import (
     UNNAMED,
     DamagedLine,
     DumpStatistics,
-    Header,
-    Message,
-    Process,
+    InspectorHeader,
+    InspectorMessage,
+    InspectorProcess,
     Record,
     read_records,
 )
@@ -59,14 +59,14 @@ _SHARDS: Final = frozenset({"all_gather", "reduce_scatter"})
 """The file has the bytes of one rank's shard."""
 
 
-class _Member(NamedTuple):
+class _FutureRank(NamedTuple):
     """A future rank: a process, or one device of a process that drives several."""
 
-    process: Process
+    process: InspectorProcess
     device: int  # rank in the communicators of this device; −1 of a process with one
 
 
-class _Operation(NamedTuple):
+class _InspectorOperation(NamedTuple):
     communicator: str
     name: str
     number: int
@@ -83,7 +83,7 @@ class _Communicator:
 
     size: int
     name: str
-    members: dict[int, Process] = field(default_factory=dict)  # with lines, by rank in the communicator
+    members: dict[int, InspectorProcess] = field(default_factory=dict)  # with lines, by rank in the communicator
     # of collectives: number, occurrence, operation; equal on all members
     numbers: set[tuple[int, int, str]] = field(default_factory=set)
     messages: dict[int, tuple[int, int]] = field(default_factory=dict)  # by member: count and highest number
@@ -106,7 +106,7 @@ class _Communicator:
 @dataclass(slots=True)
 class _Survey:
     communicators: dict[str, _Communicator] = field(default_factory=dict)
-    processes: dict[Process, list[Path]] = field(default_factory=dict)
+    processes: dict[InspectorProcess, list[Path]] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
     # by file: number of damaged lines, and the first reason
     unreadable: dict[Path, tuple[int, str]] = field(default_factory=dict)
@@ -129,14 +129,14 @@ class _Survey:
 class _Ranks(NamedTuple):
     """The global ranks of the members."""
 
-    of: Mapping[_Member, int]
+    of: Mapping[_FutureRank, int]
     world_size: int
     are_known: bool  # a communicator of all members gives the ranks of the job
-    several: frozenset[Process]  # processes with several devices
+    several: frozenset[InspectorProcess]  # processes with several devices
 
-    def member(self, communicator: _Communicator, rank: int) -> _Member | None:
+    def member(self, communicator: _Communicator, rank: int) -> _FutureRank | None:
         process = communicator.members.get(rank)
-        return None if process is None else _Member(process, rank if process in self.several else -1)
+        return None if process is None else _FutureRank(process, rank if process in self.several else -1)
 
 
 def import_inspector(
@@ -176,7 +176,7 @@ def import_inspector(
         )
         local_ranks[host] += 1
         operations = sorted(_operations(member, survey), key=lambda one: (one.end, one.start))
-        rows = _Rows(survey, ranks, groups, places)
+        rows = _InspectorRows(survey, ranks, groups, places)
         spans = rows.of(operations)
         marks = [*group_rows(rows.groups.values())]
         if not survey.has_times:
@@ -266,7 +266,7 @@ def _add(survey: _Survey, record: Record, path: Path, seen: Counter[tuple[str, i
             survey.slack_us.append(record.slack_us)
     else:
         survey.untimed += 1
-    if isinstance(perf, Message):
+    if isinstance(perf, InspectorMessage):
         count, highest = communicator.messages.get(header.rank, (0, 0))
         communicator.messages[header.rank] = (count + 1, max(highest, perf.sn))
     else:
@@ -275,16 +275,16 @@ def _add(survey: _Survey, record: Record, path: Path, seen: Counter[tuple[str, i
         seen[key] += 1
 
 
-def _add_drops(survey: _Survey, header: Header, dropped: int) -> None:
+def _add_drops(survey: _Survey, header: InspectorHeader, dropped: int) -> None:
     communicator = survey.communicators.setdefault(header.id, _Communicator(header.n_ranks, header.comm_name))
     communicator.dropped[header.rank] = max(communicator.dropped.get(header.rank, 0), dropped)
 
 
 def _ranks(survey: _Survey) -> _Ranks:
     """Number the members: by the largest communicator that all belong to, else by host and process."""
-    devices: dict[Process, set[tuple[int, ...]]] = {}
+    devices: dict[InspectorProcess, set[tuple[int, ...]]] = {}
     for communicator in survey.communicators.values():
-        own: dict[Process, list[int]] = {}
+        own: dict[InspectorProcess, list[int]] = {}
         for rank, process in sorted(communicator.members.items()):
             own.setdefault(process, []).append(rank)
         for process, ranks in own.items():
@@ -338,23 +338,23 @@ def _groups(survey: _Survey, ranks: _Ranks) -> dict[str, Group]:
     return groups
 
 
-def _operations(member: _Member, survey: _Survey) -> Iterator[_Operation]:
+def _operations(member: _FutureRank, survey: _Survey) -> Iterator[_InspectorOperation]:
     for path in survey.processes[member.process]:
         for one in read_records(path):
             if isinstance(one, Record) and one.process == member.process and member.device in (-1, one.header.rank):
                 yield _operation(one)
 
 
-def _operation(record: Record) -> _Operation:
+def _operation(record: Record) -> _InspectorOperation:
     header, perf = record.header, record.perf
     name = _OPERATIONS.get(perf.operation, "")
     num_bytes = perf.msg_size_bytes * (header.n_ranks if name in _SHARDS else 1)
     end = (record.end_us or record.metadata.dump_timestamp_us) * _NS_PER_US
-    return _Operation(
+    return _InspectorOperation(
         header.id,
         perf.operation,
         perf.sn,
-        perf.peer if isinstance(perf, Message) else -1,
+        perf.peer if isinstance(perf, InspectorMessage) else -1,
         max(end - round(perf.exec_time_us * _NS_PER_US), 0),
         end,
         num_bytes if name and num_bytes <= _MOST_BYTES else -1,
@@ -362,7 +362,7 @@ def _operation(record: Record) -> _Operation:
     )
 
 
-class _Rows:
+class _InspectorRows:
     """The rows of one rank; ``groups`` are those they use, by id."""
 
     def __init__(
@@ -378,7 +378,7 @@ class _Rows:
         self._of_communicator = groups
         self._places = places
 
-    def of(self, operations: Sequence[_Operation]) -> list[Row]:
+    def of(self, operations: Sequence[_InspectorOperation]) -> list[Row]:
         numbers = self._numbers_of_messages(operations)
         seen = Counter[tuple[str, str, int]]()
         rows = []
@@ -413,7 +413,7 @@ class _Rows:
             )
         return sorted(rows, key=lambda row: row.start)
 
-    def _numbers_of_messages(self, operations: Sequence[_Operation]) -> dict[int, int]:
+    def _numbers_of_messages(self, operations: Sequence[_InspectorOperation]) -> dict[int, int]:
         """Return by position the number of earlier messages to or from the same peer."""
         messages = sorted((one.number, at) for at, one in enumerate(operations) if one.peer >= 0)
         counts = Counter[tuple[str, str, int]]()

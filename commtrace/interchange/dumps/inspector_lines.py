@@ -37,14 +37,14 @@ _Time = Annotated[int, msgspec.Meta(ge=0, le=_LATEST_US)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
-class Header(msgspec.Struct, frozen=True):
+class InspectorHeader(msgspec.Struct, frozen=True):
     id: _Text
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
     n_ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
     comm_name: _Text = UNNAMED
 
 
-class _Metadata(msgspec.Struct, frozen=True):
+class _InspectorMetadata(msgspec.Struct, frozen=True):
     dump_timestamp_us: _Time
     hostname: _Text
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -56,7 +56,7 @@ class _Channel(msgspec.Struct, frozen=True):
     kernel_stop_ts: _Time = 0
 
 
-class _Times(msgspec.Struct, frozen=True):
+class _KernelTimes(msgspec.Struct, frozen=True):
     kernel_events: Annotated[tuple[_Channel, ...], msgspec.Meta(max_length=4096)] = ()
 
 
@@ -66,17 +66,17 @@ class Collective(msgspec.Struct, frozen=True, rename=lambda name: name if name =
     exec_time_us: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_US)]
     operation: _Text = msgspec.field(name="coll")
     timing_source: _Text = ""
-    event_trace_ts: _Times | None = msgspec.field(default=None, name="event_trace_ts")
+    event_trace_ts: _KernelTimes | None = msgspec.field(default=None, name="event_trace_ts")
 
 
-class Message(msgspec.Struct, frozen=True, rename=lambda name: f"p2p_{name}"):
+class InspectorMessage(msgspec.Struct, frozen=True, rename=lambda name: f"p2p_{name}"):
     sn: _Count
     peer: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
     msg_size_bytes: _Count
     exec_time_us: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_US)]
     operation: _Text = msgspec.field(name="p2p")
     timing_source: _Text = ""
-    event_trace_ts: _Times | None = msgspec.field(default=None, name="event_trace_ts")
+    event_trace_ts: _KernelTimes | None = msgspec.field(default=None, name="event_trace_ts")
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -87,15 +87,15 @@ class Statistics(msgspec.Struct, frozen=True):
 class _Line(msgspec.Struct, frozen=True):
     """One line. From v4.3 on, only the ``dump_stats`` line before the operations has header and metadata."""
 
-    header: Header | None = None
-    metadata: _Metadata | None = None
+    header: InspectorHeader | None = None
+    metadata: _InspectorMetadata | None = None
     coll_perf: Collective | None = None
-    p2p_perf: Message | None = None
+    p2p_perf: InspectorMessage | None = None
     dump_stats: Statistics | None = None
     proxy_trace: msgspec.Raw | None = None
 
 
-class Process(NamedTuple):
+class InspectorProcess(NamedTuple):
     host: str
     pid: int
 
@@ -103,13 +103,13 @@ class Process(NamedTuple):
 class Record(NamedTuple):
     """A line with an operation."""
 
-    header: Header
-    metadata: _Metadata
-    perf: Collective | Message
+    header: InspectorHeader
+    metadata: _InspectorMetadata
+    perf: Collective | InspectorMessage
 
     @property
-    def process(self) -> Process:
-        return Process(self.metadata.hostname, self.metadata.pid)
+    def process(self) -> InspectorProcess:
+        return InspectorProcess(self.metadata.hostname, self.metadata.pid)
 
     @property
     def end_us(self) -> int:
@@ -134,14 +134,14 @@ class DamagedLine(NamedTuple):
 class DumpStatistics(NamedTuple):
     """A ``dump_stats`` line: records of a communicator overwritten so far before they were written."""
 
-    header: Header
+    header: InspectorHeader
     dropped: int
 
 
 def read_records(path: Path) -> Iterator[Record | DumpStatistics | DamagedLine]:
     """Yield the records of a file; raise ImportFileError if it cannot be read."""
-    header: Header | None = None
-    metadata: _Metadata | None = None
+    header: InspectorHeader | None = None
+    metadata: _InspectorMetadata | None = None
     number = 0
     try:
         for number, text in enumerate(_lines(path), 1):
@@ -165,12 +165,14 @@ def read_records(path: Path) -> Iterator[Record | DumpStatistics | DamagedLine]:
         raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _checked(header: Header | None, metadata: _Metadata | None, perf: Collective | Message) -> Record:
+def _checked(
+    header: InspectorHeader | None, metadata: _InspectorMetadata | None, perf: Collective | InspectorMessage
+) -> Record:
     if header is None or metadata is None:
         raise ValueError("it has no header, and no dump_stats line with one is before it")
     if header.rank >= header.n_ranks:
         raise ValueError(f"rank {header.rank} of {header.n_ranks} is none")
-    if isinstance(perf, Message) and perf.peer >= header.n_ranks:
+    if isinstance(perf, InspectorMessage) and perf.peer >= header.n_ranks:
         raise ValueError(f"peer {perf.peer} of {header.n_ranks} ranks is none")
     return Record(header, metadata, perf)
 

@@ -71,7 +71,7 @@ _ENOUGH_DIGITS: Final = 10.0
 _LARGEST_FILE: Final = 1 << 30
 
 
-class _Call(NamedTuple):
+class _CsvCall(NamedTuple):
     operation: str  # or computation, or epoch_end
     group: str
     group_size: int | None
@@ -85,7 +85,7 @@ class _Call(NamedTuple):
 
 
 class _Epoch(NamedTuple):
-    calls: Sequence[_Call]
+    calls: Sequence[_CsvCall]
     time_ns: int | None  # None if the log ends before
 
     @property
@@ -120,7 +120,7 @@ def import_aicb_csv(path: Path, output: Path, *, on_file: Callable[[Path], None]
 
 def _epochs(path: Path) -> list[_Epoch]:
     epochs: list[_Epoch] = []
-    calls: list[_Call] = []
+    calls: list[_CsvCall] = []
     for call in _read(path):
         if call.operation != _EPOCH_END:
             calls.append(call)
@@ -134,7 +134,7 @@ def _epochs(path: Path) -> list[_Epoch]:
     return epochs
 
 
-def _read(path: Path) -> Iterator[_Call]:
+def _read(path: Path) -> Iterator[_CsvCall]:
     try:
         with open_file(path) as opened, TextIOWrapper(opened, "utf-8", newline="") as file:
             if os.fstat(opened.fileno()).st_size > _LARGEST_FILE:
@@ -159,7 +159,7 @@ def _read(path: Path) -> Iterator[_Call]:
         raise ImportFileError(f"{path} is damaged, or no CSV: {error}. Copy it again.") from error
 
 
-def _call(fields: Sequence[str]) -> _Call:
+def _call(fields: Sequence[str]) -> _CsvCall:
     if len(fields) != len(COLUMNS):
         raise ValueError(f"it has {len(fields)} of {len(COLUMNS)} fields")
     row = dict(zip(COLUMNS, fields, strict=True))
@@ -173,7 +173,7 @@ def _call(fields: Sequence[str]) -> _Call:
     size = _integer(row, "comm_group_size", MOST_RANKS)
     if size == 0:
         raise ValueError("comm_group_size is 0")
-    return _Call(
+    return _CsvCall(
         _OPERATIONS.get(operation, operation),
         group,
         size,
@@ -257,7 +257,7 @@ def _notes(epochs: Sequence[_Epoch], sizes: Mapping[str, int | None]) -> Iterato
         yield f"The bus bandwidths in the log are those of groups of {assumed} ranks, which it has not."
 
 
-def _unit(calls: Sequence[_Call]) -> str:
+def _unit(calls: Sequence[_CsvCall]) -> str:
     """Return the unit of the log's algbw, from the calls in which its two decimals tell; empty if none does."""
     ratios = [
         call.algbw * call.elapsed_ns / call.num_bytes
@@ -273,7 +273,7 @@ def _unit(calls: Sequence[_Call]) -> str:
     return f"{ratio:.2f} times bytes over time in GB/s, by a formula that is not known"
 
 
-def _assumed_size(calls: Sequence[_Call]) -> int | None:
+def _assumed_size(calls: Sequence[_CsvCall]) -> int | None:
     """Return the group size behind the log's busbw; None if no call tells."""
     factors = [
         call.busbw / call.algbw / (2 if call.operation == "all_reduce" else 1)
@@ -307,7 +307,7 @@ def _rows(epochs: Sequence[_Epoch], groups: Mapping[str, Group]) -> Iterator[Row
 
 
 def _communication(
-    call: _Call, group: int, step: int, number: int, start: int, end: int, seq: Counter[tuple[int, int, bool]]
+    call: _CsvCall, group: int, step: int, number: int, start: int, end: int, seq: Counter[tuple[int, int, bool]]
 ) -> Iterator[Row]:
     is_p2p = call.operation in ("send", "recv")
     key = (group, call.peer if is_p2p else -1, call.operation == "send")

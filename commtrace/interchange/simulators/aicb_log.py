@@ -61,7 +61,7 @@ _P90: Final = 0.9
 _SPREAD: Final = ("mean", "std", "min", "max")
 
 
-class Call(NamedTuple):
+class LoggedCall(NamedTuple):
     """A communication of the rank."""
 
     operation: str  # AICB's name
@@ -91,9 +91,9 @@ class Log:
     """One rank's communication: what preceded the first step, and each step."""
 
     rank: int
-    init: tuple[Call, ...]
+    init: tuple[LoggedCall, ...]
     init_ns: int | None  # from the first call to the first step; None without a call
-    steps: tuple[tuple[Call, ...], ...]
+    steps: tuple[tuple[LoggedCall, ...], ...]
     step_ns: tuple[int, ...]
     notes: tuple[str, ...]  # what was left out, in sentences
 
@@ -118,7 +118,7 @@ def log_of_rank(run: Run, rank: int) -> Log:
     if after:
         left_out["began after the last step"] += after
     init = tuple(call._replace(stage="init") for call, early in zip(calls, is_init, strict=True) if early)
-    steps: list[list[Call]] = [[] for _ in at]
+    steps: list[list[LoggedCall]] = [[] for _ in at]
     for call, step, early in zip(calls, number.tolist(), is_init, strict=True):
         if not early and step < len(at):
             steps[step].append(call)
@@ -148,13 +148,13 @@ def rank_of(run: Run, rank: int) -> RankTrace:
     return run.ranks[rank]
 
 
-def _calls(run: Run, trace: RankTrace, left_out: Counter[str]) -> tuple[list[Call], np.ndarray]:
+def _calls(run: Run, trace: RankTrace, left_out: Counter[str]) -> tuple[list[LoggedCall], np.ndarray]:
     spans = trace.spans
     roles = find_roles(run)
     of_rank = roles.ranks[trace.rank]
     unfinished = unfinished_rows(trace)
     phase = _Phases(trace)
-    calls: list[Call] = []
+    calls: list[LoggedCall] = []
     starts: list[int] = []
     bracket: tuple[int, int, int, int] | None = None
     for row in np.flatnonzero(communication_rows(spans)).tolist():
@@ -182,7 +182,7 @@ def _calls(run: Run, trace: RankTrace, left_out: Counter[str]) -> tuple[list[Cal
         bracket = own
         start = int(spans.start[row])
         calls.append(
-            Call(
+            LoggedCall(
                 OPERATIONS[name],
                 aicb_group(roles.words[of_rank.role[row]]),
                 int(of_rank.group_size[row]),
@@ -240,7 +240,7 @@ def _lines(log: Log) -> Iterator[Sequence[object]]:
         yield _epoch_end(step_ns)
 
 
-def _line(call: Call) -> Sequence[object]:
+def _line(call: LoggedCall) -> Sequence[object]:
     algbw, busbw = call.bandwidth
     return (
         f"CommType.{call.operation}",
@@ -262,7 +262,7 @@ def _epoch_end(time_ns: int) -> Sequence[object]:
     return ("CommType.epoch_end", "None", "None", 0, "", "None", "None", "", time_ns / _NS_PER_MS, 0.0, 0.0, 1)
 
 
-class Spread(NamedTuple):
+class TimeSpread(NamedTuple):
     """Mean, standard deviation of the whole population, least and most."""
 
     mean: float
@@ -271,7 +271,7 @@ class Spread(NamedTuple):
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> TimeSpread:
         numbers = np.array(values, np.float64)
         return cls(float(numbers.mean()), float(numbers.std()), float(numbers.min()), float(numbers.max()))
 
@@ -285,8 +285,8 @@ class CallsOfSize(NamedTuple):
     group_size: int
     num_bytes: int  # of one call
     calls: int
-    elapsed_ms: Spread
-    busbw_gibps: Spread  # GiB/s, by AICB's formula
+    elapsed_ms: TimeSpread
+    busbw_gibps: TimeSpread  # GiB/s, by AICB's formula
 
 
 def calls_by_size(log: Log) -> list[CallsOfSize]:
@@ -295,13 +295,13 @@ def calls_by_size(log: Log) -> list[CallsOfSize]:
     return [*_grouped(INIT, log.init), *_grouped(TRAIN, trained)]
 
 
-def _grouped(phase: str, calls: Iterable[Call]) -> Iterator[CallsOfSize]:
-    found: dict[tuple[str, str, int, int], list[Call]] = {}
+def _grouped(phase: str, calls: Iterable[LoggedCall]) -> Iterator[CallsOfSize]:
+    found: dict[tuple[str, str, int, int], list[LoggedCall]] = {}
     for call in calls:
         found.setdefault((call.operation, call.group, call.num_bytes, call.group_size), []).append(call)
     for (operation, group, num_bytes, group_size), own in sorted(found.items()):
-        elapsed = Spread.of([call.elapsed_ns / _NS_PER_MS for call in own])
-        busbw = Spread.of([call.bandwidth[1] / _GIB for call in own])
+        elapsed = TimeSpread.of([call.elapsed_ns / _NS_PER_MS for call in own])
+        busbw = TimeSpread.of([call.bandwidth[1] / _GIB for call in own])
         yield CallsOfSize(phase, operation, group, group_size, num_bytes, len(own), elapsed, busbw)
 
 
@@ -319,7 +319,7 @@ class IterationTimes(NamedTuple):
     def of(cls, log: Log) -> IterationTimes:
         """Return the times of all steps, the first included, as AICB's analyser computes them."""
         times = [time / _NS_PER_MS for time in log.step_ns]
-        spread = Spread.of(times)
+        spread = TimeSpread.of(times)
         p90 = sorted(times)[int(len(times) * _P90)]
         return cls(times[0], spread.most, spread.least, spread.mean, p90, spread.std)
 

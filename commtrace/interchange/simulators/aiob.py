@@ -28,14 +28,14 @@ _NS_PER_US: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class ComputeLane:
     """When the lane stalled, and for how long before each stall in all."""
 
     start: Int64
     total: Int64  # one more than starts: the last is behind all stalls
 
     @classmethod
-    def of(cls, analysis: Analysis, rank: int) -> Lane:
+    def of(cls, analysis: Analysis, rank: int) -> ComputeLane:
         """Return the lane of a rank in the steps that count."""
         spans = analysis.context.run.ranks[rank].spans
         stalled = analysis.partition.stalled_ns[rank].sum(axis=1)
@@ -66,7 +66,7 @@ def compute_times(analysis: Analysis, rank: int) -> ComputeTimes:
     """
     trace = rank_of(analysis.run, rank)
     spans, steps = trace.spans, analysis.steps.used
-    lane = Lane.of(analysis, rank)
+    lane = ComputeLane.of(analysis, rank)
     samples: dict[bool, dict[str, list[Int64]]] = {False: {}, True: {}}
     rows = np.flatnonzero((spans.kind == schema.MODULE) & np.isin(spans.step, steps))
     if len(rows) and not is_kernel_trace(spans):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from commtrace.errors import ConfigurationError
-from commtrace.interchange.simulators.simai_workload import NONE, Layer, Part, Workload
+from commtrace.interchange.simulators.simai_workload import NONE, Workload, WorkloadLayer, WorkloadPart
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.plan import Plan
@@ -83,71 +83,76 @@ def _pipeline_bytes(model: Model, layout: Layout) -> int:
     return _hidden_bytes(model, layout) // (layout.tp if layout.sequence_parallel else 1)
 
 
-def _rows(model: Model, layout: Layout) -> Iterator[Layer]:
+def _rows(model: Model, layout: Layout) -> Iterator[WorkloadLayer]:
     parameters, expert_parameters = _parameters(model, layout)
-    idle = Part(_UNMEASURED)
-    yield Layer(
+    idle = WorkloadPart(_UNMEASURED)
+    yield WorkloadLayer(
         "grad_norm",
-        Part(_UNMEASURED, "ALLGATHER", _HALF * parameters),
+        WorkloadPart(_UNMEASURED, "ALLGATHER", _HALF * parameters),
         idle,
-        Part(_UNMEASURED, "REDUCESCATTER", _FLOAT * parameters),
+        WorkloadPart(_UNMEASURED, "REDUCESCATTER", _FLOAT * parameters),
     )
     if not layout.sequence_parallel:
-        yield Layer("layernorm", idle, Part(_UNMEASURED, "ALLREDUCE", _HALF * parameters), idle)
+        yield WorkloadLayer("layernorm", idle, WorkloadPart(_UNMEASURED, "ALLREDUCE", _HALF * parameters), idle)
     if layout.ep != layout.dp * layout.cp:
         expert_bytes = _HALF * expert_parameters
-        yield Layer("moe_grad_norm1", idle, idle, Part(_UNMEASURED, "ALLGATHER_DP_EP", expert_bytes))
+        yield WorkloadLayer("moe_grad_norm1", idle, idle, WorkloadPart(_UNMEASURED, "ALLGATHER_DP_EP", expert_bytes))
         expert_bytes = _FLOAT * expert_parameters
-        yield Layer("moe_grad_norm2", idle, idle, Part(_UNMEASURED, "REDUCESCATTER_DP_EP", expert_bytes))
+        yield WorkloadLayer(
+            "moe_grad_norm2", idle, idle, WorkloadPart(_UNMEASURED, "REDUCESCATTER_DP_EP", expert_bytes)
+        )
     for _ in range(layout.microbatches):
         yield from _microbatch(model, layout)
     loss_bytes = _FLOAT * model.sequence * layout.microbatch
     for number in range(_CROSS_ENTROPY_CALLS):
-        yield Layer(f"cross_entropy{number + 1}", Part(0, "ALLREDUCE", loss_bytes))
+        yield WorkloadLayer(f"cross_entropy{number + 1}", WorkloadPart(0, "ALLREDUCE", loss_bytes))
     for number in range(_OPTIMIZER_CALLS):
-        yield Layer(f"optimizer{number + 1}", Part(0, "ALLREDUCE", _FLOAT))
+        yield WorkloadLayer(f"optimizer{number + 1}", WorkloadPart(0, "ALLREDUCE", _FLOAT))
 
 
-def _microbatch(model: Model, layout: Layout) -> Iterator[Layer]:
-    idle, hidden_bytes = Part(_UNMEASURED), _hidden_bytes(model, layout)
+def _microbatch(model: Model, layout: Layout) -> Iterator[WorkloadLayer]:
+    idle, hidden_bytes = WorkloadPart(_UNMEASURED), _hidden_bytes(model, layout)
     if layout.sequence_parallel:
-        sent = Part(_UNMEASURED, NONE, hidden_bytes)  # a size without an operation, as AICB leaves it there
-        yield Layer("embedding_layer", sent, sent, idle)
+        sent = WorkloadPart(_UNMEASURED, NONE, hidden_bytes)  # a size without an operation, as AICB leaves it there
+        yield WorkloadLayer("embedding_layer", sent, sent, idle)
         for _ in range(_layers(model, layout)):
             yield from _sequence_parallel_layer(model, layout)
-        yield Layer("final_column", Part(_UNMEASURED, "ALLGATHER", hidden_bytes), idle, idle)
+        yield WorkloadLayer("final_column", WorkloadPart(_UNMEASURED, "ALLGATHER", hidden_bytes), idle, idle)
     else:
-        reduced = Part(_UNMEASURED, "ALLREDUCE", hidden_bytes)
-        yield Layer("embedding_layer", reduced, reduced, idle)
+        reduced = WorkloadPart(_UNMEASURED, "ALLREDUCE", hidden_bytes)
+        yield WorkloadLayer("embedding_layer", reduced, reduced, idle)
         for _ in range(_layers(model, layout)):
-            attention = Part(_UNMEASURED, "ALLREDUCE", _recomputed(layout) * hidden_bytes)
-            yield Layer("attention_layer", attention, reduced, idle)
-            yield Layer("mlp_layer", reduced, reduced, idle)
+            attention = WorkloadPart(_UNMEASURED, "ALLREDUCE", _recomputed(layout) * hidden_bytes)
+            yield WorkloadLayer("attention_layer", attention, reduced, idle)
+            yield WorkloadLayer("mlp_layer", reduced, reduced, idle)
     vocabulary_bytes = _HALF * (model.tokenizer_vocabulary or model.vocabulary) * model.hidden
-    yield Layer("embedding_norm", Part(_UNMEASURED, "ALLREDUCE", vocabulary_bytes), idle, idle)
+    yield WorkloadLayer("embedding_norm", WorkloadPart(_UNMEASURED, "ALLREDUCE", vocabulary_bytes), idle, idle)
 
 
 def _recomputed(layout: Layout) -> int:
     return 2 if layout.recompute == "selective" else 1
 
 
-def _sequence_parallel_layer(model: Model, layout: Layout) -> Iterator[Layer]:
-    idle, hidden_bytes = Part(_UNMEASURED), _hidden_bytes(model, layout)
-    unsent = Part(_UNMEASURED, NONE, hidden_bytes)
+def _sequence_parallel_layer(model: Model, layout: Layout) -> Iterator[WorkloadLayer]:
+    idle, hidden_bytes = WorkloadPart(_UNMEASURED), _hidden_bytes(model, layout)
+    unsent = WorkloadPart(_UNMEASURED, NONE, hidden_bytes)
     attention_bytes = _recomputed(layout) * hidden_bytes
-    yield Layer("attention_column", Part(_UNMEASURED, "ALLGATHER", attention_bytes), idle, idle)
-    yield Layer("attention_row", Part(_UNMEASURED, "REDUCESCATTER", attention_bytes), unsent, idle)
+    yield WorkloadLayer("attention_column", WorkloadPart(_UNMEASURED, "ALLGATHER", attention_bytes), idle, idle)
+    yield WorkloadLayer("attention_row", WorkloadPart(_UNMEASURED, "REDUCESCATTER", attention_bytes), unsent, idle)
     if not model.experts:
-        yield Layer("mlp_column", Part(_UNMEASURED, "ALLGATHER", hidden_bytes), idle, idle)
-        yield Layer("mlp_row", Part(_UNMEASURED, "REDUCESCATTER", hidden_bytes), unsent, idle)
+        yield WorkloadLayer("mlp_column", WorkloadPart(_UNMEASURED, "ALLGATHER", hidden_bytes), idle, idle)
+        yield WorkloadLayer("mlp_row", WorkloadPart(_UNMEASURED, "REDUCESCATTER", hidden_bytes), unsent, idle)
         return
     token_bytes = hidden_bytes * model.experts_per_token
-    routing = Part(_UNMEASURED, "ALLGATHER", _HALF * layout.ep * model.experts * layout.tp)
-    tokens = Part(_UNMEASURED, "ALLTOALL_EP", token_bytes // layout.tp)
-    gathered, reduced = Part(_UNMEASURED, "ALLGATHER", token_bytes), Part(_UNMEASURED, "REDUCESCATTER", token_bytes)
+    routing = WorkloadPart(_UNMEASURED, "ALLGATHER", _HALF * layout.ep * model.experts * layout.tp)
+    tokens = WorkloadPart(_UNMEASURED, "ALLTOALL_EP", token_bytes // layout.tp)
+    gathered, reduced = (
+        WorkloadPart(_UNMEASURED, "ALLGATHER", token_bytes),
+        WorkloadPart(_UNMEASURED, "REDUCESCATTER", token_bytes),
+    )
     for forward, backward in ((routing, idle), (tokens, tokens), (gathered, reduced), (reduced, gathered)):
-        yield Layer("mlp_moelayer", forward, backward, idle)
-    yield Layer("mlp_moelayer", tokens, tokens, idle)
+        yield WorkloadLayer("mlp_moelayer", forward, backward, idle)
+    yield WorkloadLayer("mlp_moelayer", tokens, tokens, idle)
 
 
 def _parameters(model: Model, layout: Layout) -> tuple[int, int]:

@@ -19,8 +19,8 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.errors import ConfigurationError
 from commtrace.interchange.simulators.aicb_log import rank_of
-from commtrace.interchange.simulators.aiob import Lane
-from commtrace.interchange.simulators.simai_workload import NO_PART, OPERATIONS, Layer, Part, Workload
+from commtrace.interchange.simulators.aiob import ComputeLane
+from commtrace.interchange.simulators.simai_workload import NO_PART, OPERATIONS, Workload, WorkloadLayer, WorkloadPart
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
@@ -97,7 +97,7 @@ def workload_of_rank(analysis: Analysis, rank: int) -> MeasuredWorkload:
     in_phases = sum(piece.compute_ns for piece in pieces)
     layers = _layers(pieces, roles, notes)
     rest = max(compute_ns - in_phases, 0)
-    head = Layer("step_compute", input_gradient=Part(rest))
+    head = WorkloadLayer("step_compute", input_gradient=WorkloadPart(rest))
     workload = Workload(
         tp=_size(trace, "tp"),
         ep=_size(trace, "ep"),
@@ -131,7 +131,7 @@ def _pipeline_bytes(analysis: Analysis, trace: RankTrace, step: int) -> int:
 def _pieces(analysis: Analysis, trace: RankTrace, step: int) -> Iterator[_Piece]:
     """Yield the pieces of a step by time."""
     run, spans = analysis.run, trace.spans
-    lane = Lane.of(analysis, trace.rank)
+    lane = ComputeLane.of(analysis, trace.rank)
     roles = analysis.roles.ranks[trace.rank].role
     words = analysis.roles.words
     in_step = spans.step == step
@@ -163,12 +163,12 @@ def _pieces(analysis: Analysis, trace: RankTrace, step: int) -> Iterator[_Piece]
     yield from (piece for _, piece in sorted(found, key=lambda timed: timed[0]))
 
 
-def _compute_ns(lane: Lane, begin: int, end: int) -> int:
+def _compute_ns(lane: ComputeLane, begin: int, end: int) -> int:
     return int(lane.compute_ns(np.array([begin]), np.array([end]))[0])
 
 
-def _layers(pieces: Sequence[_Piece], roles: Sequence[str], notes: Counter[str]) -> list[Layer]:
-    ways: dict[str, list[Layer]] = {_STEP: [], _FORWARD: [], _BACKWARD: []}
+def _layers(pieces: Sequence[_Piece], roles: Sequence[str], notes: Counter[str]) -> list[WorkloadLayer]:
+    ways: dict[str, list[WorkloadLayer]] = {_STEP: [], _FORWARD: [], _BACKWARD: []}
     for piece in pieces:
         of_way = ways[piece.way]
         microbatch = f"_microbatch{piece.microbatch}" if piece.microbatch >= 0 else ""
@@ -179,22 +179,22 @@ def _layers(pieces: Sequence[_Piece], roles: Sequence[str], notes: Counter[str])
     return [*reversed(ways[_STEP]), *ways[_FORWARD], *reversed(ways[_BACKWARD])]
 
 
-def _layer(name: str, piece: _Piece, roles: Sequence[str], notes: Counter[str]) -> Layer | None:
-    part, weight_gradient = Part(piece.compute_ns), NO_PART
+def _layer(name: str, piece: _Piece, roles: Sequence[str], notes: Counter[str]) -> WorkloadLayer | None:
+    part, weight_gradient = WorkloadPart(piece.compute_ns), NO_PART
     if piece.operation:
         own = class_of(piece.role, roles)
         reason = _unknown(piece, own)
         if reason:
             notes[reason] += 1
         elif own in (DP, DP_EP):
-            weight_gradient = Part(0, OPERATIONS[piece.operation] + _SUFFIXES[own], piece.num_bytes)
+            weight_gradient = WorkloadPart(0, OPERATIONS[piece.operation] + _SUFFIXES[own], piece.num_bytes)
         else:
-            part = Part(piece.compute_ns, OPERATIONS[piece.operation] + _SUFFIXES[own], piece.num_bytes)
+            part = WorkloadPart(piece.compute_ns, OPERATIONS[piece.operation] + _SUFFIXES[own], piece.num_bytes)
     if part == weight_gradient == NO_PART:
         return None
     if piece.way == _FORWARD:
-        return Layer(name, forward=part, weight_gradient=weight_gradient)
-    return Layer(name, input_gradient=part, weight_gradient=weight_gradient)
+        return WorkloadLayer(name, forward=part, weight_gradient=weight_gradient)
+    return WorkloadLayer(name, input_gradient=part, weight_gradient=weight_gradient)
 
 
 def _unknown(piece: _Piece, own: str) -> str:

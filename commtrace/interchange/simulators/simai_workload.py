@@ -22,7 +22,7 @@ OPERATIONS: Final[Mapping[str, str]] = {
 """SimAI's name of a collective. Others it does not simulate."""
 
 
-class Part(NamedTuple):
+class WorkloadPart(NamedTuple):
     """Compute, and the communication after it."""
 
     compute_ns: int = 0
@@ -30,17 +30,17 @@ class Part(NamedTuple):
     num_bytes: int = 0  # of the full tensor
 
 
-NO_PART: Final = Part()
+NO_PART: Final = WorkloadPart()
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class WorkloadLayer:
     """A row: SimAI runs all forward parts in order, then the two gradients of each row from the last to the first."""
 
     name: str
-    forward: Part = NO_PART
-    input_gradient: Part = NO_PART
-    weight_gradient: Part = NO_PART
+    forward: WorkloadPart = NO_PART
+    input_gradient: WorkloadPart = NO_PART
+    weight_gradient: WorkloadPart = NO_PART
 
     def line(self) -> str:
         parts = (self.forward, self.input_gradient, self.weight_gradient)
@@ -60,7 +60,7 @@ class Workload:
     microbatches: int
     world_size: int
     pipeline_bytes: int  # of one message between stages; 0 without a pipeline
-    layers: tuple[Layer, ...]
+    layers: tuple[WorkloadLayer, ...]
 
     def text(self) -> str:
         """Return the file."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from commtrace.interchange.traces.trace_events import ConfiguredGroup, Distributed, Event
+from commtrace.interchange.traces.trace_events import ConfiguredGroup, Distributed, TraceEvent
 from commtrace.trace.inputs import decode_json, printable, read_file
 
 BACKEND: Final = "hccl"
@@ -92,7 +92,7 @@ class Processes:
         """Return whether events of a process stood before its name."""
         return not self._unnamed.isdisjoint(self._kinds)
 
-    def name(self, event: Event) -> None:
+    def name(self, event: TraceEvent) -> None:
         """Take the name in an event of the phase M; one that is damaged names nothing."""
         kind = bytes(event.name)
         if len(self._groups) + len(self._kinds) >= _MOST_NAMES:
@@ -111,22 +111,22 @@ class Processes:
         elif kind == b'"thread_name"' and (group := _GROUP_THREAD.fullmatch(name)):
             self._groups[pid, bytes(event.tid)] = printable(group[1] or "")
 
-    def kind(self, event: Event) -> ProcessKind | None:
+    def kind(self, event: TraceEvent) -> ProcessKind | None:
         """Return the kind of process of an event; None for all but those that this module is about."""
         kind = self._kinds.get(bytes(event.pid))
         if kind is None and event.cat is None and len(self._unnamed) < _MOST_NAMES:
             self._unnamed.add(bytes(event.pid))
         return kind
 
-    def device(self, event: Event) -> int:
+    def device(self, event: TraceEvent) -> int:
         return self._devices.get(bytes(event.pid), 0)
 
-    def group(self, event: Event) -> str | None:
+    def group(self, event: TraceEvent) -> str | None:
         """Return the name of the group whose operations lie on the event's thread; None on a thread of parts."""
         return self._groups.get((bytes(event.pid), bytes(event.tid)))
 
 
-def computes(event: Event) -> bool:
+def computes(event: TraceEvent) -> bool:
     """Return whether a task of the device is a kernel that does not communicate."""
     task_type, name = _TASK_TYPE.search(bytes(event.args)), bytes(event.name)
     if not task_type or not _COMPUTES.match(task_type[1]):
@@ -134,7 +134,7 @@ def computes(event: Event) -> bool:
     return not (name.startswith(_COMMUNICATES) or _NO_OPERATOR.fullmatch(name))
 
 
-def copies(event: Event) -> bool:
+def copies(event: TraceEvent) -> bool:
     """Return whether a task of the device copies or sets memory."""
     return bytes(event.name).startswith(_COPIES)
 
@@ -172,7 +172,7 @@ class _DistributedArguments(msgspec.Struct):
     world_size: int = -1
 
 
-class _Metadata(msgspec.Struct):
+class _AscendMetadata(msgspec.Struct):
     distributed_args: _DistributedArguments | None = None
     parallel_group_info: dict[str, _ParallelGroup] | None = None
 
@@ -197,8 +197,8 @@ def _ranks_in_names(folder: Path) -> Iterator[int]:
             yield int(match[1])
 
 
-def _metadata(path: Path) -> _Metadata:
+def _metadata(path: Path) -> _AscendMetadata:
     try:
-        return decode_json(read_file(path, _LARGEST_FILE), _Metadata)
+        return decode_json(read_file(path, _LARGEST_FILE), _AscendMetadata)
     except (OSError, ValueError):  # a trace may be copied without it, and says most of it itself
-        return _Metadata()
+        return _AscendMetadata()

@@ -12,7 +12,7 @@ from typing import Final
 from commtrace.errors import ImportFileError
 from commtrace.interchange.traces import ascend
 from commtrace.interchange.traces.host_calls import HostCalls, arguments_of, integer, interval_of, link_of, text_of
-from commtrace.interchange.traces.trace_events import Event, Header, TraceFile
+from commtrace.interchange.traces.trace_events import TraceEvent, TraceFile, TraceHeader
 from commtrace.trace.inputs import printable
 
 COMMUNICATION_PATTERN: Final = "(?i)nccl|oneccl"
@@ -33,7 +33,7 @@ _LINK: Final = re.compile(rb'"[Ee]xternal id"\s*:\s*"?(\d{1,18})\b')
 
 
 @dataclass(slots=True)
-class Work:
+class DeviceWork:
     """Kernels or copies as columns; ``name`` is a position in ``DeviceTrace.names``."""
 
     start: array[int] = field(default_factory=lambda: array("q"))
@@ -71,10 +71,10 @@ class DeviceTrace:
     """The device events of one file. Times are ns after ``header.base_time_ns``."""
 
     path: Path
-    header: Header
+    header: TraceHeader
     names: list[str] = field(default_factory=list)  # of kernels and copies, each once
-    kernels: Work = field(default_factory=Work)
-    memory: Work = field(default_factory=Work)
+    kernels: DeviceWork = field(default_factory=DeviceWork)
+    memory: DeviceWork = field(default_factory=DeviceWork)
     communication: list[CommunicationKernel] = field(default_factory=list)
     profiler_steps: list[tuple[int, int, int]] = field(default_factory=list)  # number, start, end; of the host
     device_steps: list[tuple[int, int, int]] = field(default_factory=list)  # the same annotations of the device
@@ -165,7 +165,7 @@ class _Reader:
         self._threads = array("q")  # of kernels: position in the next
         self._thread_names: dict[bytes, int] = {}
 
-    def read(self, events: Sequence[Event]) -> None:
+    def read(self, events: Sequence[TraceEvent]) -> None:
         for event in events:
             try:
                 if event.ph == "X":
@@ -175,7 +175,7 @@ class _Reader:
             except ValueError:
                 self._trace.unreadable += 1
 
-    def _read(self, event: Event) -> None:
+    def _read(self, event: TraceEvent) -> None:
         category = event.cat
         process = self._processes.kind(event)
         if process is ascend.ProcessKind.DEVICE:
@@ -189,7 +189,7 @@ class _Reader:
         else:
             self._host_event(event)
 
-    def _host_event(self, event: Event) -> None:
+    def _host_event(self, event: TraceEvent) -> None:
         category = event.cat
         if category is not None and len(self._trace.other_categories) < _MOST_NAMES:
             self._trace.other_categories.add(category)
@@ -198,7 +198,7 @@ class _Reader:
         else:
             self._host.read(event)
 
-    def _kernel(self, event: Event) -> None:
+    def _kernel(self, event: TraceEvent) -> None:
         times = self._device_times(event)
         if times is None:
             return
@@ -213,13 +213,13 @@ class _Reader:
         self._links.append(int(link[1]) if link else 0)
         self._threads.append(self._thread_names.setdefault(bytes(event.tid), len(self._thread_names)))
 
-    def _copy(self, event: Event) -> None:
+    def _copy(self, event: TraceEvent) -> None:
         times = self._device_times(event)
         if times is not None:
             name, _ = self._name(event)
             self._trace.memory.append(*times, name, integer(arguments_of(event).get("bytes")))
 
-    def _task(self, event: Event) -> None:
+    def _task(self, event: TraceEvent) -> None:
         """Take a task of an Ascend device."""
         copies = ascend.copies(event)
         if not (copies or ascend.computes(event)):
@@ -234,7 +234,7 @@ class _Reader:
         else:
             self._trace.kernels.append(*times, name)
 
-    def _operation(self, event: Event) -> None:
+    def _operation(self, event: TraceEvent) -> None:
         """Take an operation of HCCL; its parts are on other threads."""
         group = self._processes.group(event)
         times = None if group is None else self._device_times(event)
@@ -244,7 +244,7 @@ class _Reader:
         arguments = ascend.described(name, group, arguments_of(event))
         self._trace.communication.append(CommunicationKernel(*times, name, _thread(bytes(event.tid)), arguments))
 
-    def _device_times(self, event: Event) -> tuple[int, int] | None:
+    def _device_times(self, event: TraceEvent) -> tuple[int, int] | None:
         times = interval_of(event)
         if times is None:
             self._trace.unreadable += 1
@@ -254,7 +254,7 @@ class _Reader:
             self._trace.devices.add((int(device[1]), bytes(event.pid)))
         return times
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: TraceEvent) -> None:
         match = _STEP_NAME.match(text_of(event.name))
         times = interval_of(event) if match else None
         if match and times:
@@ -262,7 +262,7 @@ class _Reader:
             steps = self._trace.device_steps if on_device else self._trace.profiler_steps
             steps.append((int(match[1]), *times))
 
-    def _name(self, event: Event) -> tuple[int, bool]:
+    def _name(self, event: TraceEvent) -> tuple[int, bool]:
         """Return the position of the event's name, and whether kernels of that name communicate."""
         text = bytes(event.name)
         known = self._names.get(text)
@@ -291,7 +291,7 @@ class _Reader:
         """Move kernels of any name that a communication call launched to communication."""
         trace = self._trace
         threads = [*self._thread_names]
-        kernels, trace.kernels = trace.kernels, Work()
+        kernels, trace.kernels = trace.kernels, DeviceWork()
         columns = zip(kernels.start, kernels.end, kernels.name, self._links, self._threads, strict=True)
         for start, end, name, link, thread in columns:
             if link in launching:

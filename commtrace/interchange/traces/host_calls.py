@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from commtrace.interchange.traces.trace_events import Event, nanoseconds
+from commtrace.interchange.traces.trace_events import TraceEvent, nanoseconds
 from commtrace.trace.inputs import decode_json, printable
 
 _CALL: Final = re.compile(rb'"[nxh]ccl::?(\w+)')
@@ -41,7 +41,7 @@ class HostCalls:
         self._starts: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # by thread: start and id of each
         self._operations: list[tuple[int, bytes, int, int]] = []  # id, thread, start, end
 
-    def read(self, event: Event) -> None:
+    def read(self, event: TraceEvent) -> None:
         """Take an event of the host; raise ValueError if its arguments are damaged."""
         name = bytes(event.name)
         call = _CALL.match(name)
@@ -58,7 +58,7 @@ class HostCalls:
         if len(self.names) < _MOST_NAMES:
             self.names.add(f"nccl:{call}")
 
-    def _description(self, event: Event) -> None:
+    def _description(self, event: TraceEvent) -> None:
         arguments = arguments_of(event)
         if "Collective name" in arguments:
             self._name(printable(str(arguments["Collective name"])))
@@ -70,7 +70,7 @@ class HostCalls:
         if interval:
             self._starts[bytes(event.tid)].append((interval[0], link))
 
-    def _operation(self, event: Event) -> None:
+    def _operation(self, event: TraceEvent) -> None:
         link, interval = link_of(arguments_of(event)), interval_of(event)
         if link is not None and interval:
             self._operations.append((link, bytes(event.tid), *interval))
@@ -92,7 +92,7 @@ class HostCalls:
         return {**described, **self._described}
 
 
-def arguments_of(event: Event) -> Arguments:
+def arguments_of(event: TraceEvent) -> Arguments:
     """Return the arguments of an event; raise ValueError if they are damaged."""
     text = bytes(event.args)
     decoded: object = decode_json(text) if text else {}
@@ -107,7 +107,7 @@ def text_of(raw: msgspec.Raw) -> str:
     return printable(str(decoded))
 
 
-def interval_of(event: Event) -> tuple[int, int] | None:
+def interval_of(event: TraceEvent) -> tuple[int, int] | None:
     """Return start and end of an event, ns; None if it has no valid time."""
     try:
         start, duration = nanoseconds(event.ts), nanoseconds(event.dur)

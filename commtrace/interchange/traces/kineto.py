@@ -24,9 +24,9 @@ from commtrace.interchange.rows import (
     write_rank,
 )
 from commtrace.interchange.traces import ascend
-from commtrace.interchange.traces.device_events import DeviceTrace, Work, read_device_trace
+from commtrace.interchange.traces.device_events import DeviceTrace, DeviceWork, read_device_trace
 from commtrace.interchange.traces.host_calls import integer
-from commtrace.interchange.traces.nccl_calls import Call, describe, plain_name, qualified_name
+from commtrace.interchange.traces.nccl_calls import NcclCall, describe, plain_name, qualified_name
 from commtrace.interchange.traces.trace_events import Distributed, TraceFile
 from commtrace.trace import schema
 from commtrace.trace.metadata import KINETO, Group
@@ -87,7 +87,7 @@ def import_kineto(
             calls, groups = describe(trace.communication, rank, world, distributed, trace.host_calls)
         except ValueError as error:
             raise ImportFileError(f"{path} is damaged: {error}.") from error
-        steps = _Steps.of(trace, profiler_steps=options.profiler_steps)
+        steps = _ProfilerSteps.of(trace, profiler_steps=options.profiler_steps)
         metadata = imported_rank(
             rank,
             max(world) + 1,
@@ -156,7 +156,7 @@ def _host(rank: int, trace: DeviceTrace, options: KinetoOptions) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
+class _ProfilerSteps:
     """Steps of a rank, ascending; times are ns after the base of the trace."""
 
     number: list[int]
@@ -164,7 +164,7 @@ class _Steps:
     end: int
 
     @classmethod
-    def of(cls, trace: DeviceTrace, *, profiler_steps: bool) -> _Steps:
+    def of(cls, trace: DeviceTrace, *, profiler_steps: bool) -> _ProfilerSteps:
         begin, end = trace.bounds()
         if not profiler_steps:
             return cls([0], [begin], end)
@@ -201,7 +201,7 @@ class _Steps:
             )
 
 
-def _rows(trace: DeviceTrace, calls: Sequence[Call], steps: _Steps) -> Iterator[Row]:
+def _rows(trace: DeviceTrace, calls: Sequence[NcclCall], steps: _ProfilerSteps) -> Iterator[Row]:
     base = trace.header.base_time_ns
     yield from steps.rows(base)
     yield from _work_rows(schema.KERNEL, trace.kernels, trace.names, base, steps)
@@ -227,7 +227,7 @@ def _rows(trace: DeviceTrace, calls: Sequence[Call], steps: _Steps) -> Iterator[
         )
 
 
-def _work_rows(kind: int, work: Work, names: Sequence[str], base: int, steps: _Steps) -> Iterator[Row]:
+def _work_rows(kind: int, work: DeviceWork, names: Sequence[str], base: int, steps: _ProfilerSteps) -> Iterator[Row]:
     for start, end, name, num_bytes in zip(work.start, work.end, work.name, work.bytes, strict=True):
         yield Row(
             kind,

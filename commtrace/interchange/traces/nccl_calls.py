@@ -78,7 +78,7 @@ DTYPES: Final = {
 """Python names and sizes of torch's C++ scalar types."""
 
 
-class Call(NamedTuple):
+class NcclCall(NamedTuple):
     kernel: CommunicationKernel
     operation: str
     group: int
@@ -100,7 +100,7 @@ def describe(
     world: Sequence[int],
     distributed: Distributed,
     host_calls: Collection[str] = (),
-) -> tuple[list[Call], list[Group]]:
+) -> tuple[list[NcclCall], list[Group]]:
     """Return the communication kernels of one rank as calls, by start, and their groups; ``world`` are the job's ranks.
 
     If no kernel is described, each stream is one group of all ranks; else a kernel without description has no group.
@@ -108,12 +108,12 @@ def describe(
     and no messages.
     """
     ordered = sorted(kernels, key=lambda kernel: (kernel.start, kernel.end))
-    table = _Groups(world, distributed)
+    table = _KernelGroups(world, distributed)
     streams = sorted({kernel.stream for kernel in ordered}, key=lambda stream: (integer(stream), stream))
     any_described = any(kernel.is_described for kernel in ordered)
     called = {operation_of(name) or name for name in host_calls}
     sends_are_all_to_all = "all_to_all" in called and called.isdisjoint(("send", "recv", "nccl:coalesced"))
-    numbers = _Numbers(rank)
+    numbers = _KernelNumbers(rank)
     calls = []
     for kernel in ordered:
         group = None
@@ -128,7 +128,7 @@ def describe(
     return calls, table.used
 
 
-def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
+def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> NcclCall:
     arguments = kernel.arguments
     operation = operation_of(str(arguments.get("Collective name", ""))) or operation_of(kernel.name)
     dtype, size = DTYPES.get(str(arguments.get("dtype", "")), (None, 0))
@@ -136,7 +136,7 @@ def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
     peer = peer if 0 <= peer < MOST_RANKS else -1
     elements = integer(arguments.get("Out msg nelems" if operation in ("all_gather", "recv") else "In msg nelems"))
     num_bytes = elements * size if 0 <= elements <= _MOST_ELEMENTS and size else -1
-    return Call(
+    return NcclCall(
         kernel,
         operation or plain_name(kernel.name),
         group.id if group else -1,
@@ -178,7 +178,7 @@ def _self_bytes(arguments: Mapping[str, object], num_bytes: int, group: Group | 
     return num_bytes * own // total if total > 0 and 0 <= own <= total else 0
 
 
-class _Groups:
+class _KernelGroups:
     def __init__(self, world: Sequence[int], distributed: Distributed) -> None:
         self._world = tuple(world)
         self._backend = distributed.backend or ""
@@ -236,14 +236,14 @@ def _word(value: object) -> str:
     return printable(str(value)) if isinstance(value, (str, int, float, list)) else ""
 
 
-class _Numbers:
+class _KernelNumbers:
     """Counts the calls of a group if events do not number them, and always the messages of a pair."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._next: dict[tuple[object, ...], int] = defaultdict(int)
 
-    def number(self, call: Call) -> Call:
+    def number(self, call: NcclCall) -> NcclCall:
         if call.group < 0:
             return call._replace(seq=-1)
         if call.is_p2p:

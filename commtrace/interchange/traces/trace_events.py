@@ -47,7 +47,7 @@ _OPENING: Final = b'{"traceEvents":['
 _NOTHING: Final = msgspec.Raw(b"")
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """An event; ``Raw`` fields are JSON, empty if missing."""
 
     ph: str = ""
@@ -61,7 +61,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class _Document(msgspec.Struct):
-    traceEvents: list[Event] | None = None  # noqa: N815 -- the name in the file
+    traceEvents: list[TraceEvent] | None = None  # noqa: N815 -- the name in the file
     distributedInfo: dict[str, object] | None = None  # noqa: N815
     deviceProperties: list[dict[str, object]] | None = None  # noqa: N815
     baseTimeNanoseconds: int | None = None  # noqa: N815
@@ -69,7 +69,7 @@ class _Document(msgspec.Struct):
     hostname: str | None = None
 
 
-_DECODE_EVENTS: Final = msgspec.json.Decoder(list[Event]).decode
+_DECODE_EVENTS: Final = msgspec.json.Decoder(list[TraceEvent]).decode
 _DECODE_DOCUMENT: Final = msgspec.json.Decoder(_Document).decode
 
 
@@ -99,7 +99,7 @@ def _distributed(info: dict[str, object]) -> Distributed:
 
 
 @dataclass(slots=True)
-class Header:
+class TraceHeader:
     """Fields of a file besides its events."""
 
     distributed: Distributed | None = None
@@ -123,11 +123,11 @@ class TraceFile:
 
     def __init__(self, path: Path, *, num_bytes_per_piece: int = 1 * 2**20) -> None:
         self.path = path
-        self.header = Header()
+        self.header = TraceHeader()
         self.is_list = False  # of events alone: known with the first piece, and then there is no header
         self._piece = num_bytes_per_piece
 
-    def events(self) -> Generator[Sequence[Event], None, None]:
+    def events(self) -> Generator[Sequence[TraceEvent], None, None]:
         """Yield all events in pieces, the first piece empty and after the header. A kept event keeps its piece's text.
 
         Raises:
@@ -147,7 +147,7 @@ class TraceFile:
         except OSError as error:
             raise ImportFileError(f"{self.path} cannot be read: {error.strerror or error}.") from error
 
-    def _pieces(self, file: _File) -> Iterator[Sequence[Event]]:
+    def _pieces(self, file: _File) -> Iterator[Sequence[TraceEvent]]:
         buffer, closing = self._read_header(file)
         yield []  # for callers that only read the header
         wanted = self._piece
@@ -225,7 +225,7 @@ class _Unpacked(gzip.GzipFile):
         self._packed.close()
 
 
-def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
+def _whole_events(buffer: bytes) -> tuple[list[TraceEvent], bytes]:
     """Return the events before the last cut with valid JSON before it, and the text after it.
 
     A cut may lie inside an event, so the decoder decides; no events if no cut is right.
@@ -241,14 +241,14 @@ def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
     return [], buffer
 
 
-def _decode_strictly(text: bytes) -> list[Event] | None:
+def _decode_strictly(text: bytes) -> list[TraceEvent] | None:
     try:
         return _DECODE_EVENTS(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def _decode_leniently(text: bytes) -> list[Event] | None:
+def _decode_leniently(text: bytes) -> list[TraceEvent] | None:
     """Accept invalid JSON of some writers: NaN, Infinity, control characters, broken UTF-8."""
     events = _loads(text)
     return [_event(event) for event in events if isinstance(event, dict)] if isinstance(events, list) else None
@@ -295,14 +295,14 @@ def _loads(text: bytes) -> object:
         return None
 
 
-def _event(loaded: dict[str, object]) -> Event:
+def _event(loaded: dict[str, object]) -> TraceEvent:
     ph, cat = loaded.get("ph"), loaded.get("cat")
     raw = {
         name: msgspec.Raw(json.dumps(loaded[name]).encode())
         for name in ("name", "ts", "dur", "pid", "tid", "args")
         if name in loaded
     }
-    return Event(ph=ph if isinstance(ph, str) else "", cat=cat if isinstance(cat, str) else None, **raw)
+    return TraceEvent(ph=ph if isinstance(ph, str) else "", cat=cat if isinstance(cat, str) else None, **raw)
 
 
 def nanoseconds(microseconds: msgspec.Raw) -> int:

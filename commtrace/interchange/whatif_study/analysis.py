@@ -122,7 +122,7 @@ def _measured_steps(trace: WhatIfTrace) -> Int64:
     return ends
 
 
-class _Operation(NamedTuple):
+class _StudyOperation(NamedTuple):
     """An operation of one step of one replica."""
 
     optype: str
@@ -134,18 +134,18 @@ class _Operation(NamedTuple):
 class _Model:
     """Operations of one replica and step: their dependencies, and the members of each communication."""
 
-    index: dict[_Operation, int]
-    waits_for: dict[_Operation, list[_Operation]] = field(default_factory=dict)
-    communications: list[list[_Operation]] = field(default_factory=list)
+    index: dict[_StudyOperation, int]
+    waits_for: dict[_StudyOperation, list[_StudyOperation]] = field(default_factory=dict)
+    communications: list[list[_StudyOperation]] = field(default_factory=list)
 
-    def chain(self, operations: Iterable[_Operation], after: Sequence[_Operation] = ()) -> None:
+    def chain(self, operations: Iterable[_StudyOperation], after: Sequence[_StudyOperation] = ()) -> None:
         """Make each operation wait for the one before it, and the first one for ``after``."""
         before = list(after)
         for operation in operations:
             self.waits_for.setdefault(operation, []).extend(before)
             before = [operation]
 
-    def wait(self, operation: _Operation, other: _Operation) -> None:
+    def wait(self, operation: _StudyOperation, other: _StudyOperation) -> None:
         self.waits_for.setdefault(operation, []).append(other)
 
 
@@ -181,7 +181,7 @@ def build_graph(trace: WhatIfTrace) -> Graph:
     replicas_together = (_GATHER, _SCATTER, _SEPARATE, _CLIP)
 
     # Node 0 is the start of the step, node r + 1 the end of row r, the rest are the joins of communications.
-    join_of: dict[_Operation, Int64] = {}
+    join_of: dict[_StudyOperation, Int64] = {}
     next_node = rows + 1
     for members in model.communications:
         together = members[0].optype in replicas_together
@@ -234,28 +234,28 @@ def _transfers(trace: WhatIfTrace, is_communication: Bool, join: Int64) -> Int64
 def _model(trace: WhatIfTrace) -> _Model:
     first = slice(None, None, trace.copies)
     operations = [
-        _Operation(str(optype), int(seq), int(stage))
+        _StudyOperation(str(optype), int(seq), int(stage))
         for optype, seq, stage in zip(trace.optype[first], trace.seq[first], trace.stage[first], strict=True)
     ]
     model = _Model({operation: number for number, operation in enumerate(operations)})
     stages = int(trace.stage.max()) + 1
     data_parallel = trace.sizes.get("dp_size", 1) * trace.sizes.get("dsp_size", 1) > 1
     overlapped = bool((trace.optype == _SEPARATE).any())
-    by_stage = [_Stage(trace, model, stage, stages) for stage in range(stages)]
+    by_stage = [_StudyStage(trace, model, stage, stages) for stage in range(stages)]
     for stage in by_stage:
         stage.add(data_parallel=data_parallel, overlapped=overlapped)
     model.communications += _pairs(by_stage)
     if data_parallel:
         model.communications += [[one] for one in operations if one.optype in (_GATHER, _SCATTER, _SEPARATE)]
-    ends = [_Operation(_EMBEDDING, 0, stage) for stage in sorted({0, stages - 1})]
-    clips = [_Operation(_CLIP, 0, stage) for stage in range(stages)]
+    ends = [_StudyOperation(_EMBEDDING, 0, stage) for stage in sorted({0, stages - 1})]
+    clips = [_StudyOperation(_CLIP, 0, stage) for stage in range(stages)]
     for members in (ends, clips):
         model.communications += [[member for member in members if member in model.index]]
     model.communications = [members for members in model.communications if members]
     return model
 
 
-def _pairs(stages: Sequence[_Stage]) -> Iterator[list[_Operation]]:
+def _pairs(stages: Sequence[_StudyStage]) -> Iterator[list[_StudyOperation]]:
     """Yield the k-th effective send of a type with the k-th effective receive of its counterpart; the others alone."""
     for stage in stages:
         for optype, own in stage.effective.items():
@@ -272,19 +272,19 @@ def _pairs(stages: Sequence[_Stage]) -> Iterator[list[_Operation]]:
         yield from ([operation] for operation in stage.idle)
 
 
-class _Stage:
+class _StudyStage:
     """One stage of the first replica in the first step."""
 
     def __init__(self, trace: WhatIfTrace, model: _Model, number: int, stages: int) -> None:
         self.number = number
-        self.effective: dict[str, list[_Operation]] = {}
-        self.idle: list[_Operation] = []
+        self.effective: dict[str, list[_StudyOperation]] = {}
+        self.idle: list[_StudyOperation] = []
         self._model = model
         self._model_chunks = (int(trace.chunk.max()) + 1) * stages
         rows = np.flatnonzero(trace.stage[:: trace.copies] == number) * trace.copies
         order = np.lexsort((trace.optype[rows], trace.seq[rows], trace.start_ns[rows]))
         rows = rows[order]
-        self._operations = [_Operation(str(trace.optype[row]), int(trace.seq[row]), number) for row in rows]
+        self._operations = [_StudyOperation(str(trace.optype[row]), int(trace.seq[row]), number) for row in rows]
         self._row = dict(zip(self._operations, rows.tolist(), strict=True))
         self._trace = trace
 
@@ -297,8 +297,8 @@ class _Stage:
         first = next((place for place, one in enumerate(computes) if one.optype == _BACKWARD), 0)
         if first >= 2:
             for optype in ("backward-recv", "backward-send"):
-                if _Operation(optype, 0, self.number) in self._row:
-                    self._model.wait(_Operation(optype, 0, self.number), computes[first - 2])
+                if _StudyOperation(optype, 0, self.number) in self._row:
+                    self._model.wait(_StudyOperation(optype, 0, self.number), computes[first - 2])
         if data_parallel:
             self._model.chain(self._of(_GATHER, _SCATTER))
             self._gathers_before_forwards()
@@ -306,16 +306,16 @@ class _Stage:
                 self._scatters_after_backwards()
         self._end_of_step(computes, data_parallel=data_parallel, overlapped=overlapped)
 
-    def _of(self, *optypes: str) -> list[_Operation]:
+    def _of(self, *optypes: str) -> list[_StudyOperation]:
         return [operation for operation in self._operations if operation.optype in optypes]
 
-    def _start(self, operation: _Operation) -> int:
+    def _start(self, operation: _StudyOperation) -> int:
         return int(self._trace.start_ns[self._row[operation]])
 
-    def _end(self, operation: _Operation) -> int:
+    def _end(self, operation: _StudyOperation) -> int:
         return int(self._trace.end_ns[self._row[operation]])
 
-    def _chunk(self, operation: _Operation) -> int:
+    def _chunk(self, operation: _StudyOperation) -> int:
         return int(self._trace.chunk[self._row[operation]])
 
     def _tie_to_computes(self, optype: str) -> None:
@@ -374,19 +374,19 @@ class _Stage:
                 self._model.wait(scatter, max(backwards, key=self._end))
             chunks_seen.add(chunk)
 
-    def _end_of_step(self, computes: Sequence[_Operation], *, data_parallel: bool, overlapped: bool) -> None:
+    def _end_of_step(self, computes: Sequence[_StudyOperation], *, data_parallel: bool, overlapped: bool) -> None:
         scatters = sorted(self._of(_SCATTER), key=lambda one: one.seq)
-        collection = _Operation(_COLLECTION, 0, self.number)
+        collection = _StudyOperation(_COLLECTION, 0, self.number)
         last = max(computes, key=self._end)
         after = [last]
         if collection in self._row:
             self._model.wait(collection, last)
             after = [collection]
-        tail = [_Operation(optype, 0, self.number) for optype in (_LAYER_NORM, _EMBEDDING)]
+        tail = [_StudyOperation(optype, 0, self.number) for optype in (_LAYER_NORM, _EMBEDDING)]
         if data_parallel and overlapped:
             after = [*scatters[-1:], *after]
-            tail.append(_Operation(_SEPARATE, 0, self.number))
+            tail.append(_StudyOperation(_SEPARATE, 0, self.number))
         elif data_parallel:
             tail += scatters
-        tail += [_Operation(optype, 0, self.number) for optype in (_CLIP, _OPTIMIZER)]
+        tail += [_StudyOperation(optype, 0, self.number) for optype in (_CLIP, _OPTIMIZER)]
         self._model.chain([operation for operation in tail if operation in self._row], after)

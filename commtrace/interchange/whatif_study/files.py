@@ -136,7 +136,7 @@ class _Worker(NamedTuple):
     dp_rank: int
 
 
-class _Grid:
+class _StudyGrid:
     """Process groups of the job: one per type of communication, because each type is numbered separately."""
 
     def __init__(self, workers: Sequence[_Worker], types: Iterable[_OperationType]) -> None:
@@ -205,7 +205,7 @@ class _Operations(NamedTuple):
         return _Operations(*(column[rows] for column in self))
 
 
-class _Steps(NamedTuple):
+class _StudySteps(NamedTuple):
     """The steps of a job, end to end; ns since the start of the run."""
 
     number: Int64
@@ -213,11 +213,11 @@ class _Steps(NamedTuple):
     end: Int64
 
 
-class _Job(NamedTuple):
+class _StudyJob(NamedTuple):
     workers: Sequence[_Worker]
     types: Sequence[_OperationType]
-    steps: _Steps
-    grid: _Grid
+    steps: _StudySteps
+    grid: _StudyGrid
     stride: int  # growth of seq from one step to the next
     names: Sequence[str]  # by the codes in the spans
 
@@ -265,7 +265,7 @@ def _table(path: Path) -> pa.Table:
         return table
 
 
-def _job_and_operations(path: Path, table: pa.Table) -> tuple[_Job, _Operations]:
+def _job_and_operations(path: Path, table: pa.Table) -> tuple[_StudyJob, _Operations]:
     columns = {name: table[name].to_numpy() for name in _COLUMNS if name != "optype"}
     _check_places(path, columns)
     numbers, step = np.unique(columns["step"], return_inverse=True)
@@ -277,7 +277,7 @@ def _job_and_operations(path: Path, table: pa.Table) -> tuple[_Job, _Operations]
     steps, start, end = _lay_out(numbers, step, columns)
     stride = int(columns["seq_id"].max()) + 1
     names = [_STEP_NAME, *dict.fromkeys(one.name for one in types if one.name != _STEP_NAME)]
-    job = _Job(workers, types, steps, _Grid(workers, types), stride, names)
+    job = _StudyJob(workers, types, steps, _StudyGrid(workers, types), stride, names)
     seq, chunk, microbatch = (_numbers(columns[name]) for name in ("seq_id", "mc", "mb_id"))
     order = np.lexsort((seq, end, start, worker * len(steps.number) + step))
     return job, _Operations(worker, optype, step, start, end, seq, chunk, microbatch).take(order)
@@ -364,7 +364,7 @@ def _nanoseconds(seconds: npt.NDArray[np.integer | np.floating]) -> Int64:
 
 def _lay_out(
     numbers: Int64, step: Int64, columns: Mapping[str, npt.NDArray[np.integer | np.floating]]
-) -> tuple[_Steps, Int64, Int64]:
+) -> tuple[_StudySteps, Int64, Int64]:
     """Return the steps, end to end, and the start and end of each row."""
     start = _nanoseconds(columns["start_ts"])
     end = start + _nanoseconds(columns["duration"])
@@ -372,17 +372,17 @@ def _lay_out(
     np.maximum.at(longest, step, end)
     ends = np.cumsum(longest)
     begins = ends - longest
-    return _Steps(numbers.astype(np.int64), begins, ends), start + begins[step], end + begins[step]
+    return _StudySteps(numbers.astype(np.int64), begins, ends), start + begins[step], end + begins[step]
 
 
-def _spans_by_worker(job: _Job, operations: _Operations) -> list[Spans]:
-    rows = _Rows.of(job, operations)
+def _spans_by_worker(job: _StudyJob, operations: _Operations) -> list[Spans]:
+    rows = _StudyRows.of(job, operations)
     spans = _spans(job, operations, rows)
     bounds = np.searchsorted(operations.worker[rows.operation], np.arange(len(job.workers) + 1))
     return [spans.take(slice(first, last)) for first, last in pairwise(bounds.tolist())]
 
 
-class _Rows(NamedTuple):
+class _StudyRows(NamedTuple):
     """The rows of all workers; times are ns since the start of the run."""
 
     part: Int64  # sort of row
@@ -392,7 +392,7 @@ class _Rows(NamedTuple):
     id: Int64  # of the communication, or of the one that a stall is on; per worker
 
     @classmethod
-    def of(cls, job: _Job, operations: _Operations) -> _Rows:
+    def of(cls, job: _StudyJob, operations: _Operations) -> _StudyRows:
         cell = operations.worker * len(job.steps.number) + operations.step
         first = np.flatnonzero(np.diff(cell, prepend=-1))
         communicates = np.array([bool(one.group) for one in job.types])[operations.type]
@@ -427,7 +427,7 @@ def _shifted(intervals: Intervals, by: Int64) -> Intervals:
     return Intervals(intervals.start + by, intervals.end + by)
 
 
-def _spans(job: _Job, operations: _Operations, rows: _Rows) -> Spans:
+def _spans(job: _StudyJob, operations: _Operations, rows: _StudyRows) -> Spans:
     of = operations.take(rows.operation)
     code = {name: position for position, name in enumerate(job.names)}
     kind, name, groups, peers = _by_type(job, code)
@@ -461,7 +461,7 @@ def _spans(job: _Job, operations: _Operations, rows: _Rows) -> Spans:
     return Spans(*(columns.get(name, none).astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()))
 
 
-def _by_type(job: _Job, code: dict[str, int]) -> tuple[Int64, Int64, Int64, Int64]:
+def _by_type(job: _StudyJob, code: dict[str, int]) -> tuple[Int64, Int64, Int64, Int64]:
     """Return kind and name of each type, and group and peer by worker and type."""
     kind = np.array([one.kind for one in job.types])
     name = np.array([code[one.name] for one in job.types])

@@ -66,7 +66,7 @@ def whatif_trace_of(run: Run) -> WhatIfTrace:
     types: list[str] = []
     parts = [_rows_of_rank(run, trace, types) for trace in run.ranks.values()]
     optype, stage, seq, chunk, dp_rank, rank, step, start, duration = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in _Rows._fields
+        np.concatenate([getattr(part, name) for part in parts]) for name in _TraceRows._fields
     )
     order_of_type = np.argsort(np.argsort(np.array(types)))
     steps, step = np.unique(step, return_inverse=True)
@@ -119,7 +119,7 @@ def _what_is_irregular(run: Run, steps: Int64, operation: Sequence[Int64], step:
     )
 
 
-class _Rows(NamedTuple):
+class _TraceRows(NamedTuple):
     optype: Int64  # position in a list of types
     stage: Int64
     seq: Int64
@@ -131,13 +131,13 @@ class _Rows(NamedTuple):
     duration: Int64
 
 
-def _rows_of_rank(run: Run, trace: RankTrace, types: list[str]) -> _Rows:
+def _rows_of_rank(run: Run, trace: RankTrace, types: list[str]) -> _TraceRows:
     spans = trace.spans.take(~np.isin(trace.spans.kind, _NO_ROWS))
     optype = _types(run, trace, types, np.stack([spans.kind, spans.group, spans.name]).astype(np.int64))
     communicates = np.isin(spans.kind, (schema.COLLECTIVE, schema.P2P))
     stride = int(trace.topology[_TOPOLOGY_KEY]["seq_stride"])
     count = len(spans)
-    return _Rows(
+    return _TraceRows(
         optype=optype,
         stage=np.full(count, trace.coordinates["pp"], np.int64),
         seq=np.where(communicates, spans.seq % stride, _ordinals(optype, spans.step.astype(np.int64))),

@@ -9,7 +9,7 @@ import pytest
 
 from commtrace.analysis.communication.baseline import Measurement, Spread
 from commtrace.benchmarks.collectives import Results
-from commtrace.benchmarks.expectations import Rate, Share, shares
+from commtrace.benchmarks.expectations import ExpectedShare, Rate, shares
 from commtrace.cli.commands.bench_collectives import _report, _share_text
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ def test_the_slow_node_in_the_documentation_is_what_is_printed(capsys: pytest.Ca
     ],
 )
 def test_a_low_share_has_an_advice(num_bytes: int, nodes: tuple[str, ...], backend: str, advice: str) -> None:
-    low = Share(measured(num_bytes, Spread(20.0, 20.0, 20.0), nodes=nodes), Rate("400Gbit/s", 50.0), 50.0)
+    low = ExpectedShare(measured(num_bytes, Spread(20.0, 20.0, 20.0), nodes=nodes), Rate("400Gbit/s", 50.0), 50.0)
     text = _share_text(low, backend)
 
     assert "reaches only 20.0 GB/s" in text
@@ -74,7 +74,7 @@ def test_a_low_share_has_an_advice(num_bytes: int, nodes: tuple[str, ...], backe
 
 
 def test_a_share_that_is_enough_needs_no_advice() -> None:
-    high = Share(measured(64 * MIB, Spread(41.0, 41.0, 41.0)), Rate("400Gbit/s", 50.0), 50.0)
+    high = ExpectedShare(measured(64 * MIB, Spread(41.0, 41.0, 41.0)), Rate("400Gbit/s", 50.0), 50.0)
 
     assert _share_text(high, "nccl") == (
         "all_reduce on ranks 0–1 of node0 and node1 reaches 41.0 GB/s at 64.0 MiB, 82 % of the 50.0 GB/s that "

@@ -27,7 +27,7 @@ from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus import metrics
 from commtrace.exporters.prometheus.critical_path import PathCollector
-from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
+from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.waits import Split
@@ -97,7 +97,7 @@ class SimulatedRank:
     live: LiveRank
     usual: Sequence[StepSummary]
     slow: Sequence[StepSummary]
-    totals: StepTotals = field(default_factory=StepTotals)
+    totals: StepCounters = field(default_factory=StepCounters)
     splits: dict[tuple[str, str], Split] = field(default_factory=dict)
     at_ns: int = 0
     step: int = 0

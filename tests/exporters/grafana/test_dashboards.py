@@ -13,7 +13,7 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus.critical_path import PathCollector
-from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
+from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import Device
 from tests.exporters.prometheus.steps import rank, summary
@@ -74,7 +74,7 @@ def test_the_files_that_are_checked_in_are_those_that_are_generated() -> None:
 
 def exported() -> set[str]:
     """The names of all series of a rank of which everything is known, and of what is recorded from them."""
-    totals = StepTotals()
+    totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
     live = rank()

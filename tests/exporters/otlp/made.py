@@ -11,7 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from commtrace.exporters.otlp.exporter import OtlpExporter
-from commtrace.exporters.otlp.queue import Job, SpanFilter
+from commtrace.exporters.otlp.queue import ExportedStep, SpanFilter
 from commtrace.exporters.otlp.spans import SpanMaker
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.rank import LiveRank
@@ -92,7 +92,7 @@ def spans_of(
 ) -> list[ReadableSpan]:
     """The spans that a rank makes of these rows."""
     chosen = span_filter or SpanFilter("modules", world_size=WORLD_SIZE)
-    job = Job(
+    job = ExportedStep(
         summary=summary(live.rank, step),
         rows=chosen.rows(rows, step),
         job_steps=[own_job_step(one) for one in rows if one.kind == schema.STEP and live.rank == chosen.first_rank],

@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics.export import Histogram, MetricsData
 
 from commtrace.exporters.otlp.metrics import metrics_data
 from commtrace.exporters.otlp.queue import QUEUE_FULL, REFUSED, Account, SignalCounts
-from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
+from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from tests.exporters.otlp.made import RESOURCE
 from tests.exporters.prometheus.steps import rank, summary
 
@@ -18,7 +18,7 @@ _SUFFIX = {"s": "_seconds", "By": "_bytes", "By/s": "_bytes_per_second", "1": "_
 
 
 def made(steps: int = 3) -> tuple[MetricsData, RankCollector]:
-    totals, account, requests = StepTotals(), Account(), Account()
+    totals, account, requests = StepCounters(), Account(), Account()
     for step in range(steps):
         totals.add(summary(step))
     account.produce(9)

@@ -15,8 +15,8 @@ from commtrace.exporters.otlp.queue import (
     REFUSED,
     UNANSWERED,
     Account,
+    ExportedStep,
     HeldJobSteps,
-    Job,
     JobQueue,
     SpanFilter,
 )
@@ -57,10 +57,10 @@ def test_rows_are_chosen_by_the_step_that_they_bear() -> None:
     assert span_filter.rows([row(kind=schema.COLLECTIVE, step=10)], step=10) == []
 
 
-def job(rows: int, *, is_root: bool = False, findings: int = 0) -> Job:
+def job(rows: int, *, is_root: bool = False, findings: int = 0) -> ExportedStep:
     events = [LiveEvent("silent", 0.0, 1, "alpha", "…")] * findings
     roots = (JobStep(0, 0, 0, 1, 1),) if is_root else ()
-    return Job(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
+    return ExportedStep(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:

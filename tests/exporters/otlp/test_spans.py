@@ -9,7 +9,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind
 
-from commtrace.exporters.otlp.queue import Job, SpanFilter
+from commtrace.exporters.otlp.queue import ExportedStep, SpanFilter
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker, resource_of
 from commtrace.live.monitoring.findings import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
@@ -184,7 +184,7 @@ def test_late_rows_go_to_the_trace_of_their_own_step_and_those_of_no_step_to_the
 
 def test_a_step_that_is_repeated_is_another_span() -> None:
     maker = SpanMaker(live_rank(0), SpanFilter("steps", world_size=4), lambda: RESOURCE)
-    job = Job(summary(0, 1), step_rows(0, 1)[:1], (), (), 0, 0, 0)
+    job = ExportedStep(summary(0, 1), step_rows(0, 1)[:1], (), (), 0, 0, 0)
     first, second = [
         list(maker.spans(job._replace(job_steps=(JobStep(1, repetition, 1_000, 2_000, 1),)))) for repetition in range(2)
     ]

@@ -10,7 +10,7 @@ from commtrace.analysis.matching.stages import Flow
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus.critical_path import PathCollector
-from commtrace.exporters.prometheus.metrics import RankCollector, StepTotals
+from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import Device
 from commtrace.trace import schema
@@ -29,7 +29,7 @@ def first_cells(page: str, pattern: str) -> list[str]:
 
 
 def test_every_metric_is_documented() -> None:
-    totals = StepTotals()
+    totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
     live = rank()

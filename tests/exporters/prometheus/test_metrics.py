@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from commtrace.analysis.matching.stages import Flow
-from commtrace.exporters.prometheus.metrics import MOST_OPERATIONS, RankCollector, StepTotals
+from commtrace.exporters.prometheus.metrics import MOST_OPERATIONS, RankCollector, StepCounters
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import LARGER, SIZES, Device, MessageSummary, OperationSummary, trace_id
 from commtrace.trace import schema
@@ -51,7 +51,7 @@ def values(collector: RankCollector, without: str = "commtrace_spans_dropped") -
 
 
 def test_two_steps_are_added_up() -> None:
-    live, totals = rank(), StepTotals()
+    live, totals = rank(), StepCounters()
     live.spans, live.overhead_ns = 40, SECOND // 8
     live.learn(
         mark("clock_anchor", {"monotonic_ns": 1_005, "realtime_ns": 1_700_000_000_000_003_000, "bracket_ns": 80})
@@ -117,7 +117,7 @@ def test_two_steps_are_added_up() -> None:
 
 
 def test_an_example_of_every_duration_leads_to_the_trace_of_its_step() -> None:
-    totals = StepTotals()
+    totals = StepCounters()
     for step, seconds in ((1, 0.2), (2, 0.21), (3, 2.0), (4, 200.0)):
         totals.add(summary(step, duration_ns=int(seconds * SECOND)))
 
@@ -134,7 +134,7 @@ def test_an_example_of_every_duration_leads_to_the_trace_of_its_step() -> None:
 
 def test_mfu_and_memory_are_there_where_they_are_known_and_absent_where_not() -> None:
     flops = {"model_flops": 989e12}
-    known, unknown, without = StepTotals(), StepTotals(), StepTotals()
+    known, unknown, without = StepCounters(), StepCounters(), StepCounters()
     known.add(summary(counts=flops, device=Device("NVIDIA H200", 5_000, 3_000, 6_000, 8_000)))
     unknown.add(summary(counts=flops, device=Device("Another GPU", 5_000, 3_000, 6_000, 8_000)))
     without.add(summary(counts=flops))
@@ -154,7 +154,7 @@ def test_drops_of_every_kind_are_told_before_the_first_one() -> None:
 
     exported = {
         sample.labels["kind"]: sample.value
-        for sample in samples(RankCollector(live, StepTotals()))
+        for sample in samples(RankCollector(live, StepCounters()))
         if sample.name == "commtrace_spans_dropped_total"
     }
 
@@ -162,7 +162,7 @@ def test_drops_of_every_kind_are_told_before_the_first_one() -> None:
 
 
 def test_every_sample_says_whose_it_is_where_that_is_wanted() -> None:
-    totals = StepTotals()
+    totals = StepCounters()
     totals.add(summary())
 
     exported = samples(RankCollector(rank(), totals, identity=True))
@@ -173,7 +173,7 @@ def test_every_sample_says_whose_it_is_where_that_is_wanted() -> None:
 
 
 def test_before_the_first_step_there_is_no_last_step() -> None:
-    exported = values(RankCollector(rank(), StepTotals()))
+    exported = values(RankCollector(rank(), StepCounters()))
 
     assert "commtrace_last_step_timestamp_seconds" not in exported
     assert exported["commtrace_step_duration_seconds_count"] == 0
@@ -196,7 +196,7 @@ def test_before_the_first_step_there_is_no_last_step() -> None:
     ],
 )  # fmt: skip
 def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str]]) -> None:
-    totals = StepTotals()
+    totals = StepCounters()
     operations = tuple(OperationSummary(*pair, 1, 10, 100, 50, 50, 10.0, 100, 0, 50.0, 100) for pair in pairs)
     phases = dict.fromkeys(("forward", "backward", "recompute", "optimizer", "evaluation", "other"), 1)
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1e12}
@@ -235,7 +235,7 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
 
 
 def test_what_is_known_of_waiting_is_told_beside_what_is_exposed_and_only_where_it_is_known() -> None:
-    live, totals = rank(), StepTotals()
+    live, totals = rank(), StepCounters()
     totals.add(summary())
     live.split = {("all_reduce", "dp"): Split(150_000_000, 50_000_000)}
     exported = values(RankCollector(live, totals))
@@ -249,7 +249,7 @@ def test_what_is_known_of_waiting_is_told_beside_what_is_exposed_and_only_where_
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
 def test_names_and_units_are_what_prometheus_recommends() -> None:
-    totals = StepTotals()
+    totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
     registry = CollectorRegistry(auto_describe=False)
@@ -263,12 +263,12 @@ def test_names_and_units_are_what_prometheus_recommends() -> None:
 def test_a_stage_that_nobody_told_is_a_metric_until_the_monitor_knows_its_peers() -> None:
     live = rank()
     live.marks.topology["coordinates"] = {}
-    assert "commtrace_unknown_stage" not in values(RankCollector(live, StepTotals()))
+    assert "commtrace_unknown_stage" not in values(RankCollector(live, StepCounters()))
     live.flow = Flow(sender=0)
-    assert values(RankCollector(live, StepTotals()))["commtrace_unknown_stage"] == 1
+    assert values(RankCollector(live, StepCounters()))["commtrace_unknown_stage"] == 1
     assert "peers" not in live.identity()
     live.work_class = 3
-    assert "commtrace_unknown_stage" not in values(RankCollector(live, StepTotals()))
+    assert "commtrace_unknown_stage" not in values(RankCollector(live, StepCounters()))
     assert live.identity()["peers"] == "3"
     live.marks.topology["coordinates"] = {"pp": 1}
     assert {key: live.identity().get(key) for key in ("pp", "peers")} == {"pp": "1", "peers": None}
@@ -276,7 +276,7 @@ def test_a_stage_that_nobody_told_is_a_metric_until_the_monitor_knows_its_peers(
 
 def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs() -> None:
     live = rank()
-    exported = values(RankCollector(live, StepTotals()))
+    exported = values(RankCollector(live, StepCounters()))
     assert exported["commtrace_hung"] == 0
     assert not any(name.startswith("commtrace_straggler") for name in exported)
     live.joins = True
@@ -284,7 +284,7 @@ def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs()
     activity = Activity((0, -1, -1, -1), (), {}, (), ())
     live.hang = lambda: HangReport(0.0, 0, 1, live.metadata, (), {}, {}, activity, (), ())
     live.stragglers = tuple(map(live_straggler, range(20)))
-    exported = values(RankCollector(live, StepTotals()))
+    exported = values(RankCollector(live, StepCounters()))
     assert exported["commtrace_hung"] == 1
     assert exported["commtrace_straggler_cost_seconds{cause=compute,place=ranks,straggler_rank=2}"] == 0.012
     of_rank_2 = "{cause=compute,place=ranks,straggler_rank=2}"

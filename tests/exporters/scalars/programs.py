@@ -12,14 +12,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from commtrace.exporters.scalars.series import Finding, Point
+from commtrace.exporters.scalars.series import DatedEvent, Point
 from commtrace.exporters.scalars.trackers import MlflowRuns, WandbRuns
 from commtrace.live.monitoring.findings import LiveEvent
 
 STOPPED = LiveEvent("hang", 1.0, 2, "node0", "Training has stopped.")
 
 
-def write(sink: WandbRuns | MlflowRuns, step: int, *findings: Finding) -> None:
+def write(sink: WandbRuns | MlflowRuns, step: int, *findings: DatedEvent) -> None:
     """Write a point if the place is ready, on a thread of its own as the exporter does."""
 
     def written() -> None:
@@ -45,7 +45,7 @@ def log_to_wandb() -> Any:
     write(sink, 5)
     wandb.log({"accuracy": 0.5}, step=50)
     wandb.log({"loss": 0.3}, step=60)
-    write(sink, 6, Finding(6, STOPPED))
+    write(sink, 6, DatedEvent(6, STOPPED))
     wandb.finish()
     write(sink, 7)
     wandb.teardown()
@@ -83,7 +83,7 @@ def log_to_mlflow() -> Any:
     write(sink, 1)  # no run is open
     with mlflow.start_run() as run:
         write(sink, 2)
-        write(sink, 3, Finding(3, STOPPED))
+        write(sink, 3, DatedEvent(3, STOPPED))
     write(sink, 4)
     client = mlflow.MlflowClient()
     history = client.get_metric_history(run.info.run_id, "commtrace/rank_0/step_seconds")

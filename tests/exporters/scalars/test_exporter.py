@@ -15,7 +15,7 @@ from commtrace.config import Config
 from commtrace.errors import MissingExtraError
 from commtrace.exporters.scalars import exporter as module
 from commtrace.exporters.scalars.exporter import RETRY_SECONDS, ScalarExporter, open_tensorboard
-from commtrace.exporters.scalars.series import Finding, Point
+from commtrace.exporters.scalars.series import DatedEvent, Point
 from commtrace.live.monitoring.findings import JobView, LiveEvent
 from commtrace.live.rank import LiveRank
 from tests.exporters.prometheus.steps import rank, summary
@@ -41,7 +41,7 @@ class Place:
     def is_ready(self) -> bool:
         return self.takes_points
 
-    def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+    def write(self, points: Sequence[Point], findings: Sequence[DatedEvent]) -> None:
         if self.error is not None:
             raise self.error
         self.steps += [point.step for point in points]
@@ -123,7 +123,7 @@ def test_a_place_that_hangs_holds_up_neither_steps_nor_the_end(monkeypatch: pyte
     is_asked, goes_on = threading.Event(), threading.Event()
 
     class Hanging(Place):
-        def write(self, points: Sequence[Point], findings: Sequence[Finding]) -> None:
+        def write(self, points: Sequence[Point], findings: Sequence[DatedEvent]) -> None:
             is_asked.set()
             goes_on.wait(60)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from commtrace.exporters.scalars.series import Series, StepSums
+from commtrace.exporters.scalars.series import RankSeries, StepSums
 from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
 from commtrace.live.summary import Device, StepSummary
 from commtrace.trace.metadata import ClockAnchor
@@ -26,7 +26,7 @@ def test_a_point_is_the_mean_of_the_steps_at_the_last_one_and_its_parts_add_up()
                     data_ns=SECOND, compute_ns={"forward": 2 * SECOND}, other_ns=0)  # fmt: skip
     live = rank(anchor=ClockAnchor(0, 1_000 * SECOND))
 
-    (point,) = Series(live).points(sums(summary(7), later))
+    (point,) = RankSeries(live).points(sums(summary(7), later))
 
     assert (point.scope, point.step, point.time) == ("rank_3", 8, 1024.0)
     assert point.values == {
@@ -42,7 +42,7 @@ def test_a_point_is_the_mean_of_the_steps_at_the_last_one_and_its_parts_add_up()
 
 
 def test_a_part_that_was_there_once_is_zero_where_it_is_not() -> None:
-    series = Series(rank())
+    series = RankSeries(rank())
     assert "checkpoint_seconds" not in series.points(sums(summary(1)))[0].values
     series.points(sums(summary(2, checkpoint_ns=SECOND, counts={"tokens": 10})))
     values = series.points(sums(summary(3)))[0].values
@@ -51,14 +51,14 @@ def test_a_part_that_was_there_once_is_zero_where_it_is_not() -> None:
 
 
 def test_no_steps_are_no_point() -> None:
-    assert Series(rank()).points(StepSums()) == []
+    assert RankSeries(rank()).points(StepSums()) == []
 
 
 def test_rates_are_over_all_steps_of_a_point() -> None:
     h100 = Device("NVIDIA H100 80GB HBM3", 0, 0, 0, 0)
     counted = {"tokens": 300.0, "samples": 3.0, "model_flops": 989e12}
     steps = [summary(step, counts=counted, device=h100) for step in (1, 2)]
-    (point,) = Series(rank()).points(sums(*steps, summary(3, duration_ns=SECOND, device=h100)))
+    (point,) = RankSeries(rank()).points(sums(*steps, summary(3, duration_ns=SECOND, device=h100)))
     assert point.values["tokens_per_second"] == 120
     assert point.values["samples_per_second"] == 1.2
     assert point.values["mfu_ratio"] == pytest.approx(0.4)
@@ -78,7 +78,7 @@ def test_what_the_monitor_knows_of_the_job_is_written_once_per_window() -> None:
     live.score = 1.25
     stragglers = (live_straggler(2, cost_ms_per_step=80.0), live_straggler(5, cost_ms_per_step=20.0))
     live.job = JobView(stragglers, (), MEANS)
-    series = Series(live)
+    series = RankSeries(live)
     own, job = series.points(sums(summary(44)))
     assert own.values["straggler_score_ratio"] == 1.25
     assert (job.scope, job.step, job.time) == ("job", 40, own.time)
@@ -104,12 +104,12 @@ def test_what_the_monitor_knows_of_the_job_is_written_once_per_window() -> None:
 def test_before_the_monitor_has_compared_ranks_there_is_no_point_of_the_job() -> None:
     live = rank(number=0)
     live.job = JobView((), (), None)
-    assert len(Series(live).points(sums(summary(1)))) == 1
+    assert len(RankSeries(live).points(sums(summary(1)))) == 1
 
 
 def test_every_finding_is_written_once_with_the_newest_step() -> None:
     live = rank()
-    series = Series(live)
+    series = RankSeries(live)
     silent = LiveEvent("silent", 5.0, 2, "node0", "Rank 2 is silent.")
     back = LiveEvent("back", 9.0, 2, "node0", "Rank 2 reports again.")
     assert series.findings() == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import commtrace
-from commtrace.exporters.scalars.series import Finding, Point
+from commtrace.exporters.scalars.series import DatedEvent, Point
 from commtrace.live.monitoring.findings import LiveEvent
 
 accumulator = pytest.importorskip(
@@ -33,7 +33,7 @@ def test_scalars_and_findings_have_the_steps_and_times_of_the_job(tmp_path: Path
     file = EventFile(tmp_path / "a" / "b")
     file.write([point(7, 0.5), Point("job", 6, 1_000.0, {"stragglers": 2.0})], [])
     silent = LiveEvent("silent", 1_020.0, 2, "node0", "Rank 2 is silent.")
-    file.write([], [Finding(7, silent)])
+    file.write([], [DatedEvent(7, silent)])
 
     shown = accumulator.EventAccumulator(str(tmp_path / "a" / "b")).Reload()
     assert shown.Tags()["scalars"] == [TAG, "commtrace/job/stragglers"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.exporters.scalars.series import Finding, Point
+from commtrace.exporters.scalars.series import DatedEvent, Point
 from commtrace.exporters.scalars.trackers import MlflowRuns, WandbRuns
 from commtrace.live.monitoring.findings import LiveEvent
 
@@ -25,8 +25,8 @@ def point(step: int) -> Point:
     return Point("rank_0", step, 1_000.0 + step, {"step_seconds": step / 10})
 
 
-def found(step: int, sentence: str) -> Finding:
-    return Finding(step, LiveEvent("silent", 1.0, 2, "node0", sentence))
+def found(step: int, sentence: str) -> DatedEvent:
+    return DatedEvent(step, LiveEvent("silent", 1.0, 2, "node0", sentence))
 
 
 class WandbRun:

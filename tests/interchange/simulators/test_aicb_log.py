@@ -13,8 +13,8 @@ import pytest
 from commtrace.errors import ConfigurationError
 from commtrace.interchange.simulators.aicb_log import (
     COLUMNS,
-    Call,
     IterationTimes,
+    LoggedCall,
     calls_by_size,
     log_of_rank,
     write_calls,
@@ -52,17 +52,17 @@ def job() -> Run:
 def test_the_init_phase_and_each_step_are_apart() -> None:
     log = log_of_rank(job(), 0)
 
-    assert log.init == (Call("all_reduce", "tp_group", 2, 8, "init", 4 * MS),)
+    assert log.init == (LoggedCall("all_reduce", "tp_group", 2, 8, "init", 4 * MS),)
     assert log.init_ns == 10 * MS
     assert log.steps == (
         (
-            Call("all_gather", "tp_group", 2, 1 << 30, "forward", 2 * MS),
-            Call("isend", "pp_group", 2, 512, "forward", MS, destination=2),
-            Call("irecv", "pp_group", 2, 512, "backward", MS, source=2),
+            LoggedCall("all_gather", "tp_group", 2, 1 << 30, "forward", 2 * MS),
+            LoggedCall("isend", "pp_group", 2, 512, "forward", MS, destination=2),
+            LoggedCall("irecv", "pp_group", 2, 512, "backward", MS, source=2),
         ),
         (
-            Call("reduce_scatter", "tp_group", 2, 1024, "step", 2 * MS),
-            Call("broadcast", "cp_group", 2, 16, "step", MS, source=1),
+            LoggedCall("reduce_scatter", "tp_group", 2, 1024, "step", 2 * MS),
+            LoggedCall("broadcast", "cp_group", 2, 16, "step", MS, source=1),
         ),
     )
     assert log.step_ns == (20 * MS, 10 * MS)

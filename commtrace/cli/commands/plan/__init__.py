@@ -26,7 +26,7 @@ from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import to_json
 
 if TYPE_CHECKING:
-    from commtrace.interchange.megatron_issue_488 import Compared
+    from commtrace.interchange.megatron_issue_488 import ComparedNumber
 
 _FILES: Final = (".json", ".yaml", ".yml")
 
@@ -115,7 +115,7 @@ def plan(
             "give either a file, a run, a command after --, or --like, which needs nothing else. For example: "
             "commtrace plan --memory 80 -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 …"
         )
-    compared: tuple[Compared, ...] = ()
+    compared: tuple[ComparedNumber, ...] = ()
     if job:
         planned, ignored = _planned(job, gpus)
     else:

@@ -19,7 +19,7 @@ from commtrace.planning.memory import leaves_margin
 from commtrace.planning.plan import Plan, StagePlan
 
 if TYPE_CHECKING:
-    from commtrace.interchange.megatron_issue_488 import Compared
+    from commtrace.interchange.megatron_issue_488 import ComparedNumber
 
 GIB: Final = 1 << 30
 
@@ -222,7 +222,7 @@ def _fit(one: Alternative, memory: float) -> str:
     return f"fits, but leaves only {binary_bytes(memory * GIB - one.peak_bytes)}"
 
 
-def print_compared(console: Console, compared: Sequence[Compared]) -> None:
+def print_compared(console: Console, compared: Sequence[ComparedNumber]) -> None:
     """Print numbers of another tool beside ours."""
     why = "what is wrong in the tool's, or differs"
     table = _table("", "number", "tool", "here", why, left=["", "number"], wrapped=why)

@@ -157,7 +157,7 @@ Context context_of_device(int device); /* NULL as long as the job has none */
 extern PyMethodDef stamps_functions[];
 
 void stamps_anchor(void);          /* by the resolver, with THREAD_LOCAL captures: takes the devices' own clocks */
-void stamps_read(void);            /* by the resolver: what replays have written */
+bool stamps_read(void);            /* by the resolver: what replays have written; whether any goes on, or was read */
 void stamps_close(void);           /* at the end of the resolver: what has begun is read as far as it is */
 void stamps_in_forked_child(void); /* the memory is the parent's */
 

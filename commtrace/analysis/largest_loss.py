@@ -84,7 +84,7 @@ def verdict(
         none = "The steps have no length" if ranks else "No step was recorded by all ranks"
         return f"{none}: there is nothing to judge."
     if stragglers:
-        return _straggler_sentence(max(stragglers, key=lambda one: one.cost_ms_per_step), wall / len(ranks))
+        return _straggler_sentence(max(stragglers, key=lambda one: one.cost_ms_per_step))
     replayed = sum(rank.total(REPLAY) for rank in ranks) / wall
     return _replayed_sentence(replayed) + _loss_sentence(ranks, unmatched or {}, awaited, steps, captured or {}, wall)
 
@@ -123,7 +123,7 @@ def _occurrence(steps: SummedSteps, loss: _Loss) -> Occurrence:
     return occurrence(steps.step.tolist(), ns / max(steps.num_ranks, 1))
 
 
-def _straggler_sentence(straggler: Verdict, mean_wall_ns: float) -> str:
+def _straggler_sentence(straggler: Verdict) -> str:
     cost_ns, cause = straggler.cost_ms_per_step * 1e6, format_cause(straggler.cause)
     named = straggler.who[:1].upper() + straggler.who[1:]
     if straggler.occurrence:
@@ -133,7 +133,7 @@ def _straggler_sentence(straggler: Verdict, mean_wall_ns: float) -> str:
     if straggler.cause == LATE and straggler.place == JOB:
         return (
             f"The devices wait for their hosts (launch-bound): it costs {'at most ' if straggler.cost_is_bound else ''}"
-            f"{_ms(cost_ns)} of every step, {cost_ns / mean_wall_ns:.1%} of it. {straggler.next_step}"
+            f"{_ms(cost_ns)} of every step, {straggler.share_of_step:.1%} of it. {straggler.next_step}"
         )
     who = "Now one rank, now another" if straggler.rank < 0 else named
     if straggler.stretches:
@@ -142,12 +142,12 @@ def _straggler_sentence(straggler: Verdict, mean_wall_ns: float) -> str:
         most = "" if len(straggler.stretches) == 1 else "up to "
         return (
             f"{who} held up the others ({cause}) in steps {when}: it cost {most}{_ms(costliest * 1e6)} of each, "
-            f"{cost_ns / mean_wall_ns:.1%} of all steps. {straggler.next_step}"
+            f"{straggler.share_of_step:.1%} of all steps. {straggler.next_step}"
         )
     hold = "hold" if who.startswith(("Ranks", "Stages")) else "holds"
     return (
-        f"{who} {hold} up the others ({cause}): it costs {_ms(cost_ns)} of every step, {cost_ns / mean_wall_ns:.1%} of "
-        f"it. {straggler.next_step}"
+        f"{who} {hold} up the others ({cause}): it costs {_ms(cost_ns)} of every step, "
+        f"{straggler.share_of_step:.1%} of it. {straggler.next_step}"
     )
 
 

@@ -39,6 +39,7 @@ from commtrace.analysis.steps.choice import StepChoice, Window, recorded_steps
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.steps.iterations import iterations_in_steps
 from commtrace.analysis.stragglers.awaited import Awaited, awaited_totals
+from commtrace.analysis.stragglers.list_of_findings import list_findings, with_reasons
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Findings, StragglerSums, judge_stragglers, measure_work
 from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
@@ -53,6 +54,7 @@ from commtrace.analysis.windows.run import (
     place_program,
     replay_analysis,
 )
+from commtrace.findings.finding import Finding
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
@@ -110,6 +112,7 @@ class Summary:
     abstentions: tuple[str, ...]  # sentences on what could not be judged
     coverage: Coverage
     missing: int | None  # communications without a trace, by their numbers; None if only some steps were asked for
+    findings: tuple[Finding, ...]  # stragglers, costliest first, then lost time, then what could not be judged
     verdict: str  # one sentence on what to look at
     problems: tuple[str, ...]  # of the recording, in sentences
     # The next two are for pages that show more, and not part of the JSON (NOT_IN_JSON).
@@ -162,7 +165,9 @@ def summarise_measured(
     budget, launches = _launches(recorded, is_whole)
     replayed = _replay(run, measured.result)
     findings = replayed.findings or Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
-    awaited = measured.result.stragglers.awaited.longest(names_ranks=not findings.are_too_few_steps)
+    listed = list_findings(findings.verdicts, findings.abstentions, replayed.lost)
+    longest = measured.result.stragglers.awaited.longest(names_ranks=not findings.are_too_few_steps)
+    awaited = with_reasons(longest, listed)
     summed = totals.steps
     return Summary(
         run=_identity(recorded, steps),
@@ -174,7 +179,7 @@ def summarise_measured(
         critical_path=totals.critical_path,
         lost_time=replayed.lost,
         launch_bound=launch_bound_sentence(ranks),
-        awaited=tuple(awaited),
+        awaited=awaited,
         communication=tuple(communication),
         modules=totals.modules,
         pipeline=replayed.pipeline,
@@ -183,6 +188,7 @@ def summarise_measured(
         abstentions=findings.abstentions,
         coverage=totals.captured.coverage(ranks_of_run),
         missing=missing_numbers(recorded, measured.counts) if is_whole else None,
+        findings=listed,
         verdict=ONLY_DUMPS
         if recorded.any_metadata.is_dump
         else verdict(

@@ -43,6 +43,7 @@ from commtrace.cli.output import (
     text_table,
 )
 from commtrace.findings.causes import HOST, LINK, OF_A_NODE, PAUSES, format_cause
+from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
 
 _MOST_SHARES: Final = 20
 
@@ -477,6 +478,15 @@ def _members(straggler: Verdict) -> str:
 
 def _ms(milliseconds_per_step: float | None) -> str:
     return milliseconds(None if milliseconds_per_step is None else milliseconds_per_step * 1e6)
+
+
+def print_findings(console: Console, findings: Sequence[Finding], *, told: Finding | None = None) -> None:
+    """Print a line on everything that is slow or could not be judged; ``told`` was mentioned before."""
+    for finding in findings:
+        if finding.kind == SLOW and finding != told:
+            console.print(escape(f"Straggler: {finding.line()}"))
+        elif finding.kind == NOT_JUDGED:
+            console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
 
 
 def print_awaited(console: Console, awaited: Sequence[Awaited], stragglers: Sequence[Verdict]) -> None:

@@ -221,7 +221,9 @@ LOSSES: Final[Mapping[str, Cause]] = {
         of_all="Balance the ranks.",
         activity="computing for longer",
     ),
-    "transfer": Cause("transfer", "Overlap it with compute, or send less."),
+    "transfer": Cause(
+        "exposed communication", "Overlap it with compute, or send less.", part="exposed_communication_ns"
+    ),
     "idle": Cause(
         "idle devices",
         "See what the host of this rank does (input, synchronisation, slow launches).",
@@ -238,11 +240,25 @@ LOSSES: Final[Mapping[str, Cause]] = {
         "Move that work off this rank, or do it on all ranks together.",
         activity="in a span of the script's own",
     ),
+    "rest": Cause(
+        "garbage collection, checkpoints, evaluation, launches, and the rest",
+        "See in the table of ranks of commtrace summary which of them it is.",
+        part="rest_ns",
+    ),
     "unaligned_clock": Cause(
         "cause unknown", "Its clock cannot be compared with those of the ranks that wait: look at its own time."
     ),
 }
 """Time that no finding explains, and activities of ranks that others wait for, beside those of :data:`CAUSES`."""
+
+PART_OF_LOSS: Final = {
+    "imbalance": "imbalance_ns",
+    "transfer": "exposed_communication_ns",
+    "schedule": "bubble_ns",
+    DATA: "input_ns",
+    "rest": "rest_ns",
+}
+"""The parts of lost time that are left when what findings cost is taken out, by cause."""
 
 NOW_AND_THEN: Final = (
     "See what happens in those steps (logging, a recompilation, another process on the host, a device that throttles "

@@ -41,6 +41,7 @@ class Named:
     occurrence: str = ""  # the steps, if only few
     ranks: tuple[int, ...] = ()  # slowest first, at most 64
     hosts: tuple[str, ...] = ()  # empty if the cause is in the division of work, or moves between ranks
+    share_of_step: float | None = None  # the cost, of the mean step; None if the monitor named it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def verdict_of_analysis(
             one.occurrence,
             one.ranks[:_MOST_RANKS],
             _hosts(one.cause, [one.host, *(member.host for member in one.members)]),
+            one.share_of_step,
         )
         for one in verdicts
     ]

@@ -1,4 +1,4 @@
-"""Turn results, which are frozen dataclasses and named tuples, into JSON.
+"""Turn results, which are frozen dataclasses, named tuples and structs, into JSON.
 
 >>> to_json(Aggregate("gc", "collection", -1, -1, 2, 50, 0, 30))["total_ns"]   # doctest: +SKIP
 50
@@ -32,7 +32,7 @@ def to_json(value: object) -> JsonValue:
         return value
     if has_json(value):
         return value.to_json()
-    if is_dataclass(value) or hasattr(value, "_fields"):
+    if is_dataclass(value) or hasattr(value, "_fields") or hasattr(value, "__struct_fields__"):
         return fields_to_json(value)
     if isinstance(value, Mapping):
         return {str(key): to_json(one) for key, one in value.items()}
@@ -42,6 +42,9 @@ def to_json(value: object) -> JsonValue:
 
 
 def fields_to_json(result: object) -> JsonObject:
-    """Return the fields of a dataclass or a named tuple by name."""
-    names = [field.name for field in fields(result)] if is_dataclass(result) else list(getattr(result, "_fields", ()))
+    """Return the fields of a dataclass, a named tuple or a struct by name."""
+    if is_dataclass(result):
+        names = [field.name for field in fields(result)]
+    else:
+        names = list(getattr(result, "_fields" if hasattr(result, "_fields") else "__struct_fields__", ()))
     return {name: to_json(getattr(result, name)) for name in names}

@@ -31,7 +31,7 @@ def straggler(**changes: Any) -> Verdict:
     """One that is slow in all that it computes."""
     plain = Verdict(
         rank=5, host="b", place=RANKS, cause="compute", who="rank 5 on b", cost_ms_per_step=30.0, gpu_hours_per_day=0.0,
-        persistence=1.0, evidence="", next_step="Look at its clocks.",
+        share_of_step=0.3, persistence=1.0, evidence="", next_step="Look at its clocks.",
     )  # fmt: skip
     return replace(plain, **changes)
 
@@ -63,7 +63,7 @@ def test_work_that_takes_long_in_a_few_steps_is_told_with_its_cause() -> None:
 
 def test_what_held_for_a_part_of_the_run_is_told_with_its_steps() -> None:
     stretch = Stretch(30, 49, 50.0, iso_ns("2026-11-23T14:03:22.512+00:00"), iso_ns("2026-11-23T14:05:09.001+00:00"))
-    slow = straggler(rank=3, who="rank 3 on a", cost_ms_per_step=20.0, stretches=(stretch,))
+    slow = straggler(rank=3, who="rank 3 on a", cost_ms_per_step=20.0, share_of_step=0.2, stretches=(stretch,))
     assert verdict([mean(bubble=40)], [slow]) == (
         "Rank 3 on a held up the others (compute) in steps 30–49 (2026-11-23 14:03:22–14:05:09 UTC): it cost 50 ms of "
         "each, 20.0% of all steps. Look at its clocks."

@@ -74,6 +74,6 @@ def live(host: str = "beta", cause: str = "compute", **changes: Any) -> dict[str
 def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:
     fields: dict[str, Any] = {
         "rank": 1, "host": "beta", "place": "ranks", "cause": cause, "who": "rank 1 on beta", "cost_ms_per_step": cost,
-        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "",
+        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "", "share_of_step": 0.1,
     }  # fmt: skip
     return Verdict(**{**fields, **changes})

@@ -24,8 +24,8 @@ def test_the_costliest_is_kept_first() -> None:
     assert found == RunVerdict(
         "analysis", "summary", 2, 9, 7,
         (
-            Named("rank 1 on beta", "ranks", "data", 2.0, "", (1,), ("beta",)),
-            Named("rank 1 on beta", "ranks", "compute", 1.0, "", (1,), ("beta",)),
+            Named("rank 1 on beta", "ranks", "data", 2.0, "", (1,), ("beta",), 0.1),
+            Named("rank 1 on beta", "ranks", "compute", 1.0, "", (1,), ("beta",), 0.1),
         ),
     )  # fmt: skip
     assert found.hosts == ("beta",)

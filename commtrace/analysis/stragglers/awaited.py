@@ -107,6 +107,8 @@ class Awaited:
     share: float  # of all waiting
     stands_out: bool  # waited for clearly more than if all ranks were waited for equally
     activities: tuple[AwaitedActivity, ...]  # done for longer than the waiting ranks did, longest first; sum: wait_ns
+    because: str = ""  # id of the finding that names it
+    advice: str = ""  # of that finding
 
     def describe(self) -> str:
         """Return ``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, …)``."""
@@ -122,6 +124,8 @@ class Awaited:
 
     @property
     def next_step(self) -> str:
+        if self.advice:
+            return self.advice
         return self.activities[0].cause.advice if self.activities else LOSSES["unaligned_clock"].advice
 
     def to_json(self) -> JsonObject:
@@ -130,6 +134,7 @@ class Awaited:
             "text": self.describe(),
             "stands_out": self.stands_out,
             "next_step": self.next_step,
+            "because": self.because,
             "wait_ns": self.wait_ns,
             "share": self.share,
             "activities": [

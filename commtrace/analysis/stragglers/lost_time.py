@@ -10,7 +10,8 @@ True
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Final
 
 import numpy as np
 
@@ -47,17 +48,25 @@ class LostTime:
     bubble_ns: int  # waiting of equal stages that is due to the schedule of a pipeline
     input_ns: int
     rest_ns: int  # garbage collection, checkpoints, evaluation, launches, and what the replay does not see
+    # How much of it the cost of each verdict is, in their order: with what is left of the parts, the time beyond the
+    # ideal. Not in the JSON.
+    of_verdicts: tuple[int, ...] = field(default=(), kw_only=True)
 
     def costs_ns(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)[4:]}
+        return {name: getattr(self, name) for name in _COSTS}
 
     def plus(self, other: LostTime) -> LostTime:
-        """Return the sum of two parts of one job."""
-        names = [field.name for field in fields(self) if field.name != "gpus"]
+        """Return the sum of two parts of one job, whose verdicts differ."""
+        names = ("num_steps", "steps_ns", "ideal_ns", *_COSTS)
         return LostTime(gpus=self.gpus, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def to_json(self) -> JsonObject:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "of_verdicts"}
+
+
+_COSTS: Final = (
+    "stragglers_ns", "imbalance_ns", "exposed_communication_ns", "bubble_ns", "input_ns", "rest_ns",
+)  # fmt: skip
 
 
 def scenarios_of_lost_time(statistics: StepStatistics) -> tuple[Scenario, ...]:
@@ -100,16 +109,25 @@ def lost_time(
         + (without_transfers - without_launches)
         + (0 if is_pipeline else waiting),
     }
-    stragglers_ns = 0
-    for verdict in verdicts:
-        cause = CAUSES[verdict.cause]
-        # Its cost stays in the imbalance, or, of work that takes long on all ranks, in the ideal.
-        is_kept = cause.mended_at == "division" or (verdict.cause == LATE and verdict.place == JOB)
-        if not is_kept:
-            cost_ns = min(round(verdict.cost_ms_per_step * 1e6 * num_steps), max(parts[cause.part], 0))
-            parts[cause.part] -= cost_ns
-            stragglers_ns += cost_ns
-    return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts)
+    # Work that takes long on all ranks counts as ideal, whatever it waits for.
+    costs = [
+        (CAUSES[one.cause], 0 if _is_of_all(one) else round(one.cost_ms_per_step * 1e6 * num_steps)) for one in verdicts
+    ]
+    of_verdicts = [0] * len(costs)
+    for number, (cause, cost_ns) in enumerate(costs):
+        if cause.mended_at != "division":
+            of_verdicts[number] = min(cost_ns, max(parts[cause.part], 0))
+            parts[cause.part] -= of_verdicts[number]
+    stragglers_ns, left_ns = sum(of_verdicts), max(parts["imbalance_ns"], 0)
+    for number, (cause, cost_ns) in enumerate(costs):
+        if cause.mended_at == "division":  # its cost stays in the imbalance
+            of_verdicts[number] = min(cost_ns, left_ns)
+            left_ns -= of_verdicts[number]
+    return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_verdicts=tuple(of_verdicts))
+
+
+def _is_of_all(verdict: Verdict) -> bool:
+    return verdict.cause == LATE and verdict.place == JOB
 
 
 def _ideal_work(table: WorkTable) -> Int64:

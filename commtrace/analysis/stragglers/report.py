@@ -18,6 +18,7 @@ from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeate
 from commtrace.analysis.steps.choice import recorded_steps
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.list_of_findings import NO_STEPS, list_findings, with_reasons
 from commtrace.analysis.stragglers.search import (
     Findings,
     judge_stragglers,
@@ -27,6 +28,7 @@ from commtrace.analysis.stragglers.search import (
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
 from commtrace.errors import CommtraceError
+from commtrace.findings.finding import Finding
 from commtrace.findings.nodes import exclude_nodes
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json
@@ -51,6 +53,7 @@ class StragglerReport:
     slowdown: WhatIf
     on_gpu: bool
     findings: Findings
+    listed: tuple[Finding, ...]  # the verdicts, costliest first, then what could not be judged
     nodes: tuple[NodesOfVerdict, ...]  # of each verdict
     repeated_steps: tuple[RepeatedStep, ...]
     awaited: tuple[Awaited, ...]  # longest first
@@ -75,6 +78,7 @@ class StragglerReport:
             "repeated_steps": to_json(self.repeated_steps),
             "awaited": to_json(self.awaited),
             "abstentions": findings.abstentions,
+            "findings": to_json(self.listed),
         }
 
 
@@ -93,7 +97,7 @@ def report_of_steps(
     if slowdown is not None and isinstance(run, LargeRun):
         run = WholeRun(analyse(path))
     if not run.steps.used:
-        raise CommtraceError(f"{path}: no step was recorded in full, so nothing can be compared.")
+        raise CommtraceError(f"{path}: {NO_STEPS}")
     measured = run.measure(measure_stragglers)
     measured = replace(measured, result=measured.result.joined())  # the parts can go
     work, recorded = measured.result.work, measured.recorded
@@ -107,6 +111,7 @@ def report_of_steps(
     else:
         raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
     findings = judge_stragglers(run.aligned, work, replay, baseline=baseline)
+    listed = list_findings(findings.verdicts, findings.abstentions)
     return StragglerReport(
         run=recorded.any_metadata.run_id,
         attempt=recorded.any_metadata.attempt,
@@ -115,9 +120,10 @@ def report_of_steps(
         slowdown=gain,
         on_gpu=on_gpu(recorded),
         findings=findings,
+        listed=listed,
         nodes=tuple(_nodes(recorded, verdict.ranks) for verdict in findings.verdicts),
         repeated_steps=tuple(_repeated(recorded)),
-        awaited=tuple(measured.result.awaited.longest(names_ranks=not findings.are_too_few_steps)),
+        awaited=with_reasons(measured.result.awaited.longest(names_ranks=not findings.are_too_few_steps), listed),
     )
 
 

@@ -273,6 +273,7 @@ def _dated(verdict: Verdict, work: WorkStatistics) -> Verdict:
     return replace(
         verdict,
         since_step=step,
+        share_of_step=verdict.cost_ms_per_step * 1e6 / work.mean_step_ns,
         first_compared_step=first,
         since_ns=step_begin_ns(work.run, step),
         stretches=stretches,

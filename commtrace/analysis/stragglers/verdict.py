@@ -59,6 +59,7 @@ class Verdict:
     evidence: str
     next_step: str
     occurrence: str = ""  # of what happened in few steps only: ``once, in step 7: 2.2 s``
+    share_of_step: float = 0.0  # the cost, of the mean step
     members: tuple[Member, ...] = ()  # slowest first
     stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, if these are not all
     since_step: int = -1  # the first step in which it costs at least half of that; −1 if none does

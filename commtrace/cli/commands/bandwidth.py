@@ -20,7 +20,9 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.links import Link, LinkSpeeds, SlowLinks, find_slow_links, measure_links
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
 from commtrace.analysis.formatting import format_ranges, ranges
-from commtrace.analysis.windows.run import measure_run
+from commtrace.analysis.stragglers.list_of_findings import findings_of_run
+from commtrace.analysis.stragglers.search import MeasuredWork, measure_work
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     AttemptOption,
@@ -44,11 +46,14 @@ from commtrace.cli.output import (
     wide_console,
 )
 from commtrace.cli.output import bandwidth as gigabytes_per_second
-from commtrace.cli.views import bounds_note, print_basis, run_line
+from commtrace.cli.views import bounds_note, print_basis, print_findings, run_line
+from commtrace.findings.causes import CAUSES
+from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding, reason_of
 from commtrace.trace.json_values import fields_to_json
 
 _MOST_ROWS: Final = 60
 _MOST_LINKS: Final = 4
+_COSTS_LITTLE: Final = " It costs the steps too little to be named a straggler."
 _WIDTHS: Final = {"ranks": 10}
 
 
@@ -77,6 +82,8 @@ class BandwidthReport:
     communication: tuple[Communication, ...]
     links: tuple[Link, ...]
     slow_links: SlowLinks | None
+    because: str  # id of the finding that most of all waiting is an effect of; empty without one
+    findings: tuple[Finding, ...]
 
 
 def bandwidth(
@@ -96,20 +103,23 @@ def bandwidth(
     """
     run = run_directory(runs, attempt)
     with chosen_workers(workers, cluster) as chosen:
-        measured = measure_run(
-            run.absolute() if cluster else run, partial(_measure, detail=_DETAIL[by]), steps or None, chosen
-        )
+        opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
+        measured = opened.measure(partial(_measure, detail=_DETAIL[by]))
+        findings = findings_of_run(opened, measured.result.work)
     rows = measured.result.communication.table(measured.recorded)
     links = measured.result.links.links()
     slow = find_slow_links(links)
+    because = _reason_of_waiting(rows, findings, len(measured.recorded.ranks) * len(measured.steps.used))
     report = BandwidthReport(
-        verdict=verdict_text(rows, links, slow),
+        verdict=verdict_text(rows, links, slow, findings, because),
         run=measured.recorded.any_metadata.run_id,
         alignment=measured.alignment,
         problems=measured.recorded.problems,
         communication=tuple(rows),
         links=tuple(links),
         slow_links=slow,
+        because=because.id if because else "",
+        findings=findings,
     )
     if json_output:
         sys.stdout.write(json.dumps(fields_to_json(report), allow_nan=False) + "\n")
@@ -117,28 +127,55 @@ def bandwidth(
         console = wide_console()
         line = run_line(report.run, measured.recorded.any_metadata.attempt)
         console.print(escape(line), style="dim")
-        console.print(f"[bold]{escape(report.verdict)}[/]\n")
+        console.print(f"[bold]{escape(report.verdict)}[/]")
+        print_findings(console, [one for one in findings if one not in _slow_communication(findings)], told=because)
+        console.print()
         print_basis(console, report.alignment, report.problems)
         _print(console, rows, by)
     else:
         typer.echo(f"{run}: {report.verdict}")
 
 
-def verdict_text(rows: Sequence[Communication], links: Sequence[Link], slow: SlowLinks | None) -> str:
-    """Return the slow links, else the communication that ranks stalled on most."""
+def _slow_communication(findings: Sequence[Finding]) -> list[Finding]:
+    return [one for one in findings if one.kind == SLOW and CAUSES[one.cause].mended_at == "link"]
+
+
+def _reason_of_waiting(
+    rows: Sequence[Communication], findings: Sequence[Finding], ranks_and_steps: int
+) -> Finding | None:
+    """Return the finding that most of all waiting for the last members is an effect of; None if that is not known."""
+    waiting_ns = sum(min(row.wait_ns or 0, row.exposed_ns) for row in rows)
+    return reason_of(waiting_ns / ranks_and_steps, findings) if waiting_ns and ranks_and_steps else None
+
+
+def verdict_text(
+    rows: Sequence[Communication],
+    links: Sequence[Link],
+    slow: SlowLinks | None,
+    findings: Sequence[Finding] = (),
+    because: Finding | None = None,
+) -> str:
+    """Return slow communication, as the judge or the bandwidth shows it, else that on which ranks stalled most."""
+    if named := _slow_communication(findings):
+        costs = [f"{one.who} slows communication: {one.format_cost()}." for one in named]
+        return " ".join(text[:1].upper() + text[1:] for text in [*costs, *([slow_links_text(slow)] if slow else [])])
+    is_judged = all(one.kind != NOT_JUDGED for one in findings)
     if slow is not None:
-        return slow_links_text(slow)
+        return slow_links_text(slow) + (_COSTS_LITTLE if is_judged else "")
     if not rows:
         return (
             "No communication was recorded in these steps. There may have been some on a path that commtrace does not "
             "see."
         )
-    found = "No slow link between nodes was found. " if len(links) > 1 else ""
+    found = "No slow link between nodes was found. " if len(links) > 1 and is_judged else ""
     most = max(rows, key=lambda row: row.exposed_ns)
     if not most.exposed_ns:
         return f"{found}No rank stalled on communication."
     part = share(most.exposed_ns, sum(row.exposed_ns for row in rows))
-    return f"{found}Ranks stalled most on {most.operation} of {most.role}: {part} of all stalls on communication."
+    effect = f" Most of all waiting is an effect of {because.line()}." if because else ""
+    return (
+        f"{found}Ranks stalled most on {most.operation} of {most.role}: {part} of all stalls on communication.{effect}"
+    )
 
 
 def slow_links_text(slow: SlowLinks) -> str:
@@ -173,9 +210,10 @@ def _speed(gbps: float) -> str:
 class _Bandwidths:
     communication: CommunicationSums
     links: LinkSpeeds
+    work: MeasuredWork
 
     def __add__(self, other: _Bandwidths) -> _Bandwidths:
-        return _Bandwidths(self.communication + other.communication, self.links + other.links)
+        return _Bandwidths(self.communication + other.communication, self.links + other.links, self.work + other.work)
 
 
 def _measure(analysis: Analysis, detail: Detail) -> _Bandwidths:
@@ -183,6 +221,7 @@ def _measure(analysis: Analysis, detail: Detail) -> _Bandwidths:
     return _Bandwidths(
         communication_sums(context.run, context.matches, times, context.roles, context.steps, detail),
         measure_links(context.run, context.matches, context.steps),
+        measure_work(analysis),
     )
 
 

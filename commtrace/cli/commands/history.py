@@ -247,7 +247,10 @@ def _named(named: Named, facts: RunFacts) -> str:
     if named.cost_ms_per_step is None:
         return text
     cost_ns = named.cost_ms_per_step * 1e6
-    of_step = f", {share(cost_ns, facts.step_ns)}" if facts.step_ns else ""
+    part = named.share_of_step
+    if part is None and facts.step_ns:
+        part = cost_ns / facts.step_ns
+    of_step = "" if part is None else f", {share(part)}"
     return f"{text}: {duration(cost_ns)} per step{of_step}"
 
 

@@ -14,6 +14,8 @@ from rich.markup import escape
 from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
+from commtrace.analysis.stragglers.list_of_findings import findings_of_run
+from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
@@ -27,7 +29,10 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.output import UNKNOWN, milliseconds, print_table, share, text_table, wide_console
-from commtrace.cli.views import print_basis, run_line
+from commtrace.cli.views import print_basis, print_findings, run_line
+from commtrace.findings.causes import CAUSES
+from commtrace.findings.finding import SLOW, Finding, reason_of
+from commtrace.trace.json_values import to_json
 
 
 def pipeline(
@@ -48,10 +53,18 @@ def pipeline(
     with chosen_workers(workers, cluster) as chosen:
         opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
         found = find_pipeline(opened)
+        findings = findings_of_run(opened, opened.measure(measure_work).result) if found else ()
     alignment, problems = opened.alignment, opened.recorded.problems
     if json_output:
         printed = (
-            {"verdict": verdict_text(found), **found.to_json(), "alignment": alignment.to_json(), "problems": problems}
+            {
+                "verdict": verdict_text(found, findings),
+                **found.to_json(),
+                "because": because.id if (because := reason_of_bubble(found, findings)) else "",
+                "findings": to_json(findings),
+                "alignment": alignment.to_json(),
+                "problems": problems,
+            }
             if found
             else None
         )
@@ -62,10 +75,12 @@ def pipeline(
         console = wide_console()
         metadata = opened.recorded.any_metadata
         console.print(escape(run_line(metadata.run_id, metadata.attempt)), style="dim")
-        console.print(f"[bold]{escape(verdict_text(found))}[/]\n")
+        console.print(f"[bold]{escape(verdict_text(found, findings))}[/]")
+        print_findings(console, findings, told=reason_of_bubble(found, findings))
+        console.print()
         print_basis(console, alignment, problems)
         print_pipeline(console, found)
-        console.print(f"Whether one slow rank is behind it: commtrace straggler {escape(str(run))}", style="dim")
+        console.print(f"Slow ranks, stages and links: commtrace straggler {escape(str(run))}", style="dim")
 
 
 _FEW: Final = 0.05
@@ -79,23 +94,45 @@ _BECAUSE: Final = {
     "variation_ns": "because microbatches or ranks differ",
     "p2p_ns": "for transfers",
 }
+_OF_DIFFERENCES: Final = ("imbalance_ns", "variation_ns")
+"""Causes of the bubble that a slow rank or stage may be behind."""
 
 
-def verdict_text(pipeline: Pipeline) -> str:
+def verdict_text(pipeline: Pipeline, findings: Sequence[Finding] = ()) -> str:
     """Return the idle share of the pipeline, and the stage that waits longest, with the cause."""
-    known = [stage for stage in pipeline.per_stage if _is_known(stage)]
-    if not known:
+    worst = _longest_wait(pipeline)
+    if worst is None:
         return "The bubble is not known: the other side of the stages' messages was not recorded."
-    worst = max(known, key=lambda stage: stage.bubble_ns)
-    causes = {name: getattr(worst, name) for name in _BECAUSE}
     why = ""
-    if all(time_ns is not None for time_ns in causes.values()):
-        why = f", most of it {_BECAUSE[max(causes, key=lambda name: causes[name])]}"
-    at_least = "at least " if len(known) < len(pipeline.per_stage) else ""
+    if largest := _largest_cause(worst):
+        finding = reason_of_bubble(pipeline, findings)
+        why = f", most of it because of {finding.line()}" if finding else f", most of it {_BECAUSE[largest]}"
+    at_least = "at least " if any(not _is_known(stage) for stage in pipeline.per_stage) else ""
     return (
         f"The pipeline is idle for {at_least}{share(pipeline.idle_fraction_of_phase)} of its phase. "
         f"Stage {worst.stage} waits longest: {milliseconds(worst.bubble_ns)} ms per step{why}."
     )
+
+
+def reason_of_bubble(pipeline: Pipeline, findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding for which the stage that waits longest does most of its waiting; None if that is not known."""
+    worst = _longest_wait(pipeline)
+    if worst is None or _largest_cause(worst) not in _OF_DIFFERENCES:
+        return None
+    of_work = [one for one in findings if one.kind == SLOW and CAUSES[one.cause].part == "imbalance_ns"]
+    return reason_of(sum(getattr(worst, name) for name in _OF_DIFFERENCES), of_work)
+
+
+def _longest_wait(pipeline: Pipeline) -> StageBubble | None:
+    known = [stage for stage in pipeline.per_stage if _is_known(stage)]
+    return max(known, key=lambda stage: stage.bubble_ns, default=None)
+
+
+def _largest_cause(stage: StageBubble) -> str:
+    causes = {name: getattr(stage, name) for name in _BECAUSE}
+    if any(time_ns is None for time_ns in causes.values()):
+        return ""
+    return max(causes, key=lambda name: causes[name])
 
 
 def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:

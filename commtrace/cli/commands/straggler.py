@@ -34,7 +34,7 @@ from commtrace.cli.arguments import (
 from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.cli.views import print_awaited, print_basis, print_stragglers, run_line, step_attempts_lines
-from commtrace.findings.causes import format_cause
+from commtrace.findings.finding import SLOW
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
 _MOST_PARTS: Final = 8
@@ -106,14 +106,11 @@ def straggler(
 
 def _verdict(report: StragglerReport) -> str:
     """Return the costliest straggler, else the first thing that could not be judged."""
-    verdicts, abstentions = report.findings.verdicts, report.findings.abstentions
-    if verdicts:
-        first = verdicts[0]
-        more = f" {len(verdicts) - 1} more cost less." if len(verdicts) > 1 else ""
-        cost = milliseconds(first.cost_ms_per_step * 1e6)
-        bound = "at most " if first.cost_is_bound else ""
-        return f"Straggler: {first.who}, {format_cause(first.cause)}: costs {bound}{cost} ms per step.{more}"
-    return f"Not judged: {abstentions[0]}" if abstentions else "No rank was found to slow the others down."
+    slow = sum(one.kind == SLOW for one in report.listed)
+    if slow:
+        more = f" {slow - 1} more cost less." if slow > 1 else ""
+        return f"Straggler: {report.listed[0].line()}.{more}"
+    return report.listed[0].line() if report.listed else "No rank was found to slow the others down."
 
 
 def _print(console: Console, report: StragglerReport) -> None:

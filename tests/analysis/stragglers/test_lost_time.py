@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 
-from commtrace.analysis.matching.match import match
-from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.scenarios import ReplayedSteps, replay_of
-from commtrace.analysis.replay.step_statistics import StepStatistics
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
-from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.stragglers.verdict import Verdict
-from commtrace.synth import FREE, Fault, Job, synthesize
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
+from commtrace.synth import FREE, Fault, Job
+from tests.analysis.stragglers.analysed_jobs import analysed
 
 MS = 1_000_000
 STEPS = 10
 EXACT = Job(dp=4, steps=STEPS, microbatches=4, jitter=0.0, end_scatter_ns=0, network=FREE)
 WORK = 4 * (EXACT.forward_ns + EXACT.backward_ns) + EXACT.optimizer_ns
-
-
-class Analysed(NamedTuple):
-    statistics: StepStatistics
-    replayed: ReplayedSteps
-    verdicts: tuple[Verdict, ...]
-
-    def lost(self, verdicts: Sequence[Verdict]) -> LostTime:
-        return lost_time(self.statistics, self.replayed, verdicts)
-
-
-def analysed(job: Job) -> Analysed:
-    run = synthesize(job).run
-    matches = match(run)
-    program = build_program(run, matches)
-    statistics = StepStatistics.of(run, program)
-    found = find_stragglers(run, matches, program=program)
-    replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
-    return Analysed(statistics, replayed, found.verdicts)
 
 
 def lost_by(job: Job) -> LostTime:

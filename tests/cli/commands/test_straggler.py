@@ -62,7 +62,7 @@ def test_a_run_without_steps_cannot_be_compared(tmp_path: Path) -> None:
     run = make_run({0: [span("forward", 0, 10, step=0)]})
     result = runner.invoke(app, ["straggler", str(write_run(tmp_path, run))])
     assert result.exit_code == 2
-    assert "no step was recorded in full" in result.output
+    assert "No step was recorded in full" in result.output
 
 
 def _synthesized(path: Path, *faults: str, num_steps: int = 20) -> str:

@@ -237,7 +237,7 @@ def test_a_process_that_is_new_makes_it_another_world_for_those_that_wait(
     assert is_same_world(job.store, Seat("a", 0, 2), (0, 2), seconds=10.0) is False
 
 
-def test_where_others_do_not_report_a_process_knows_of_no_change_after_a_while() -> None:
+def test_a_process_knows_of_no_change_after_a_while_when_others_do_not_report() -> None:
     slept: list[float] = []
 
     found = is_same_world(HashStore(), Seat("a", 0, 2), (0, 2), 0.5, now=lambda: 10.0 + sum(slept), sleep=slept.append)

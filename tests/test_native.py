@@ -43,7 +43,7 @@ def test_it_loads_where_it_was_built() -> None:
     assert (core.ABI, reason) == (_native.ABI, "")
 
 
-def test_where_it_was_not_built_is_said_what_to_install(install: Install) -> None:
+def test_an_extension_that_was_not_built_names_what_to_install(install: Install) -> None:
     core, reason = install("", "").load()
 
     assert core is None

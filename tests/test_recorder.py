@@ -387,7 +387,7 @@ def test_a_directory_that_cannot_be_made_is_tried_again(disk: Disk, time: Time) 
     assert names(disk) == ["early"]  # it waited in the buffer
 
 
-def test_at_the_end_a_directory_is_tried_once_more(disk: Disk, time: Time) -> None:
+def test_a_directory_is_tried_once_more_at_the_end(disk: Disk, time: Time) -> None:
     errors = [PermissionError("not yet")]
 
     def open_sinks() -> list[Sink]:

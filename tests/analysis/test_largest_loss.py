@@ -99,7 +99,7 @@ def test_time_in_no_span_is_not_excused() -> None:
     assert "time outside all spans, 60.0%" in verdict([mean(other=60)], [])
 
 
-def test_where_nothing_but_steps_was_recorded_nothing_is_ruled_out() -> None:
+def test_a_recording_of_steps_alone_rules_nothing_out() -> None:
     steps_only = RankMean(0, "node0", {}, 100 * MS, 0, {State("other"): 100 * MS})
     assert "so it may be either" in verdict([steps_only], [])
     assert "so it may be either" in verdict([steps_only], [], captured={"step": 4, "mark": 2})

@@ -142,7 +142,7 @@ def test_spans_that_end_before_they_start_are_told_of() -> None:
     assert all(sum(map(rank.part, PARTS)) == rank.wall_ns for rank in summary.ranks)
 
 
-def test_of_no_step_nothing_is_said_to_be_missing() -> None:
+def test_ranks_without_a_common_step_are_not_said_to_miss_one() -> None:
     run = synthesize(Job(dp=2, microbatches=2, steps=4)).run
     halves = {
         rank: replace(trace, spans=trace.spans.take(np.flatnonzero((trace.spans.step < 2) == (rank == 0))))

@@ -126,7 +126,7 @@ def test_it_is_one_line_that_adds_up() -> None:
     ]
 
 
-def test_of_a_job_on_gpus_it_is_told_in_gpu_hours() -> None:
+def test_the_loss_of_a_job_on_gpus_is_in_gpu_hours() -> None:
     (line,) = lost_time_lines(replace(LOST, gpus=64))
 
     assert line.startswith("Lost: 50% of 128 GPU-hours in steps: stragglers 25% (32 GPU-hours)")
@@ -148,7 +148,7 @@ def test_the_peak_memory_is_that_of_the_fullest_rank() -> None:
     assert list(memory_lines([])) == []
 
 
-def test_of_what_happens_in_few_steps_the_first_is_named_and_no_stretch() -> None:
+def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> None:
     rare = straggler(
         3.0, "evaluation", occurrence="in 2 of 20 steps (10, 20): 60 ms in all", since_step=10, since_ns=10**18,
         stretches=(Stretch(9, 20, 3.3),),

@@ -180,7 +180,7 @@ def test_a_variable_that_is_not_known_costs_a_line_and_no_span(folder: Path) -> 
     assert steps(recorded) == list(range(len(progress(folder, "has_an_unknown_variable"))))
 
 
-def test_of_two_runs_in_one_directory_the_newest_is_shown(folder: Path) -> None:
+def test_the_newest_of_two_runs_in_one_directory_is_shown(folder: Path) -> None:
     recorded = load_run(folder / "records_twice")
 
     assert recorded.any_metadata.run_id == "second"

@@ -49,7 +49,7 @@ def test_what_goes_on_while_the_lane_works_again_was_not_waited_for() -> None:
     assert stalls(work, [receive, send], end=900_000) == [Stall(200_000, 300_000, 1)]
 
 
-def test_where_nothing_is_in_flight_there_is_no_stall() -> None:
+def test_nothing_in_flight_makes_no_stall() -> None:
     assert stalls([(0, 2), (8, 9)], [(2, 3)], end=9) == [Stall(2, 3, 0)]
     assert stalls([], [(2, 3)], end=9) == []
 

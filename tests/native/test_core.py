@@ -428,7 +428,7 @@ def test_works_without_weak_references_are_known_by_their_addresses(core: BareCo
     assert not row["is_unfinished"]
 
 
-def test_of_several_threads_that_wait_for_one_work_one_records_it(core: BareCore) -> None:
+def test_one_of_several_threads_that_wait_for_a_work_records_it(core: BareCore) -> None:
     work, waiting = ProcessGroup(), threading.Barrier(4)
     core.method(lambda *_: work)(core.process_group, TENSORS, SYNCHRONOUS)
     wait = core.wait(lambda *_: waiting.wait(10))

@@ -304,7 +304,7 @@ def test_python_takes_over_what_it_sees_waited_for(operators: Operators) -> None
     assert row["is_unfinished"]
 
 
-def test_of_several_threads_that_wait_for_one_result_one_records_it(operators: Operators) -> None:
+def test_one_of_several_threads_that_wait_for_a_result_records_it(operators: Operators) -> None:
     waiting, result = threading.Barrier(4), operators.all_reduce(itself)(tensor(8, "cpu"), "sum", "0")
     wait = operators.wait(lambda _tensor: waiting.wait(10))
     threads = [threading.Thread(target=wait, args=(result,)) for _ in range(4)]

@@ -214,7 +214,7 @@ class Answers:
                 yield {"metric": {**labels, "__name__": f"commtrace_straggler_{name}"}, "value": [0, str(value)]}
 
 
-def test_of_a_prometheus_the_newest_run_is_shown_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_run_of_a_prometheus_is_shown_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch)
     frame = PrometheusSource("http://p", 20).look()
     assert (frame.run_id, [row.rank for row in frame.ranks], frame.num_steps) == ("new", [0, 1], 4)
@@ -287,7 +287,7 @@ def test_credentials_of_the_address_are_sent_with_the_request(server: HTTPServer
     assert fetch(f"http://me:{SECRET}@127.0.0.1:{server.server_port}/api", query="a b") == "/api?query=a+b"
 
 
-def test_who_is_refused_is_told_how_to_give_them(server: HTTPServer) -> None:
+def test_a_refused_login_is_answered_with_how_to_give_credentials(server: HTTPServer) -> None:
     with pytest.raises(MetricsError) as error:
         fetch(f"http://you:{SECRET}@127.0.0.1:{server.server_port}/metrics")
 

@@ -70,7 +70,7 @@ def test_a_file_that_the_kernel_gives_no_size_is_read_whole() -> None:
         read_file(Path("/proc/self/status"), 100)
 
 
-def test_of_a_file_that_grows_no_half_record_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_half_record_of_a_growing_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "records"
     path.write_bytes(b"first\n")
     read_size = os.fstat

@@ -293,7 +293,7 @@ def test_the_order_of_rows_means_nothing(job: Job) -> None:
     assert paths_of(shuffled, steps) == paths_of(run, steps)
 
 
-def test_of_kernels_the_path_is_what_no_kernel_hides() -> None:
+def test_the_critical_path_of_kernels_is_the_time_that_no_kernel_hides() -> None:
     """Two devices compute until 40 and 70; they reduce behind that, until 90, and compute on until 100."""
     rows = {}
     for rank, computes in enumerate([40, 70]):

@@ -31,7 +31,7 @@ def test_offsets_and_drifts_of_8_to_512_ranks_are_recovered(hosts: int, ranks_pe
 
 
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), [(2, 8), (64, 8)])
-def test_of_16_and_of_512_ranks_a_clock_that_was_stepped_is_followed(hosts: int, ranks_per_host: int) -> None:
+def test_a_stepped_clock_is_followed_with_16_and_with_512_ranks(hosts: int, ranks_per_host: int) -> None:
     clocks = random_clocks(hosts, seed=hosts)
     clocks[1] = TrueClock(clocks[1].offset_ns, clocks[1].drift_ppm, 50 * SECOND, -3 * MILLISECOND)
     job = ClockJob(clocks, ranks_per_host, seconds=100, seed=hosts)
@@ -129,7 +129,7 @@ def _in_order(spans: Spans) -> Spans:
     return spans.take(np.lexsort(keys))
 
 
-def test_of_two_hosts_the_other_than_the_reference_is_taken_to_have_been_stepped() -> None:
+def test_with_two_hosts_the_one_that_is_not_the_reference_counts_as_stepped() -> None:
     job = ClockJob([TrueClock(), TrueClock(3 * SECOND, 50, 200 * SECOND, 5 * MILLISECOND)], ranks_per_host=4)
     run = job.run()
     alignment = align(run)
@@ -291,12 +291,12 @@ def line(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("count", [20, 30, 60, 300])
-def test_where_nothing_jumps_nothing_is_found(count: int) -> None:
+def test_no_jump_is_found_in_steady_clocks(count: int) -> None:
     assert [change_points(*line(count, seed)) for seed in range(40)] == [[]] * 40
 
 
 @pytest.mark.parametrize("bursts", [5, 8, 20])
-def test_where_nothing_jumps_nothing_is_found_in_bursts_of_readings(bursts: int) -> None:
+def test_no_jump_is_found_in_bursts_of_readings_of_steady_clocks(bursts: int) -> None:
     """Four readings within 2 ms at the end of each step of 200 ms."""
     for seed in range(100):
         random = np.random.default_rng(seed)

@@ -220,7 +220,7 @@ def test_unmatched_calls_divide_by_their_duration_and_say_so() -> None:
     ],
     ids=["barrier", "group of one", "no time"],
 )
-def test_where_there_is_no_bandwidth_none_is_told(row: Row, where: Group) -> None:
+def test_operations_without_a_bandwidth_show_none(row: Row, where: Group) -> None:
     run = make_run({0: step(row)}, [where], world_size=2)
     (found,) = table(run).values()
     assert (found.algbw_gbps, found.busbw_gbps, found.bandwidth_time) == (None, None, None)
@@ -377,7 +377,7 @@ def test_exact_calls_with_half_of_the_bytes_stand_for_all() -> None:
     assert (row.duration_p50_ns, row.durations_are_bounds) == (100, False)
 
 
-def test_of_bounds_alone_the_rates_are_lower_bounds_and_say_so() -> None:
+def test_rates_from_bounds_alone_are_marked_as_lower_bounds() -> None:
     row = table(in_flight((False, True), (True, False)))["dp", "all_reduce"]
 
     assert (row.busbw_gbps, row.bandwidth_is_bound) == (12.0, True)

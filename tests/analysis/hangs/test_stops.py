@@ -73,7 +73,7 @@ def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])
-def test_who_leaves_a_collective_with_a_root_shows_nothing_of_the_others(operation: str) -> None:
+def test_leaving_a_collective_with_a_root_proves_nothing_about_the_other_ranks(operation: str) -> None:
     rows = {rank: [{**row, "name": operation} for row in done({TP: count})] for rank, count in {0: 50, 1: 41}.items()}
     run = stopped_run(rows, [TP], in_flight={0: [flight(TP, 50, operation=operation)]})
     assert find_arrivals(run)[1].arrived == {TP.id: 41}
@@ -211,7 +211,7 @@ def test_an_operation_that_nobody_asked_for_again_is_none_that_hangs() -> None:
     assert stops_of(run) == []
 
 
-def test_on_a_device_a_rank_has_arrived_when_its_stream_has() -> None:
+def test_a_rank_on_a_device_has_arrived_when_its_stream_has() -> None:
     run = stopped_run(
         {0: done({TP: 5}), 1: done({TP: 5})},
         [TP],
@@ -407,7 +407,7 @@ def test_a_running_job_may_take_its_time_over_the_first_communication() -> None:
     assert [stop.kind for stop in stops_of(run)] == ["hung"]
 
 
-def test_in_a_running_job_a_message_is_waited_for_too_long_by_those_that_came_before_it() -> None:
+def test_a_late_message_in_a_running_job_is_reported_for_the_ranks_that_arrived_before_it() -> None:
     received = [
         p2p("recv", PAIR, 1, seq, seq * SECOND, seq * SECOND + took, id=seq)
         for seq, took in enumerate((9 * SECOND, 1_000_000, 2_000_000))

@@ -89,7 +89,7 @@ def test_a_sentence_says_what_was_replayed(graphed: Path) -> None:
     assert in_doctor.calls == replays.calls
 
 
-def test_who_waits_inside_of_replays_is_not_judged(tmp_path: Path) -> None:
+def test_a_rank_that_waits_inside_graph_replays_is_not_judged(tmp_path: Path) -> None:
     abstentions = summarise(write_run(tmp_path, is_graphed=True, steps=12)).abstentions
 
     assert any(sentence.startswith("80% of the step is replayed from CUDA graphs") for sentence in abstentions)

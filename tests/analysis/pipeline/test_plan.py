@@ -63,7 +63,7 @@ def test_a_run_without_stages_has_no_plan() -> None:
     assert plan_of(run, build_program(run, match(run))) is None
 
 
-def test_as_a_timeline_every_instant_is_work_or_bubble() -> None:
+def test_every_instant_of_the_plans_timeline_is_work_or_bubble() -> None:
     run = PipelineJob(4, 8).run()
     found = plan(run)
     timeline = plan_timeline(run, found)

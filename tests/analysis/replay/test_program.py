@@ -130,7 +130,7 @@ def test_a_stall_on_something_unknown_keeps_its_length() -> None:
     assert program_of({0: rows, 1: rows}).step_times().tolist() == [60]
 
 
-def test_where_the_time_of_a_segment_went() -> None:
+def test_the_time_of_a_segment_is_divided_by_where_it_went() -> None:
     program = program_of(
         {0: [span("step", 0, 100), span("forward", 0, 60), span("data", 5, 15), span("gc", 10, 20), span("gc", 70, 75)]}
     )

@@ -73,7 +73,7 @@ def test_a_collection_of_garbage_that_happened_once_is_told_once() -> None:
     assert "every step" not in sentence
 
 
-def test_of_seven_steps_no_sentence_names_a_rank() -> None:
+def test_no_sentence_names_a_rank_after_seven_steps() -> None:
     summary = summarise(job({5: ("gc", 2_200)}))
 
     assert "too few steps: 7" in summary.abstentions[0]
@@ -106,7 +106,7 @@ def test_work_that_is_long_in_few_steps_is_compared_in_these() -> None:
     assert "over all steps the medians are 20.0 and 20.0 ms" in findings.waited_for
 
 
-def test_of_the_time_before_the_step_before_nothing_is_told() -> None:
+def test_nothing_is_said_about_time_before_the_previous_step() -> None:
     rows: dict[int, list[Row]] = {0: [], 1: []}
     for step in range(9):
         begin = 100 * step * MS
@@ -149,7 +149,7 @@ def test_what_a_rank_did_whose_clock_is_another_one_is_not_known() -> None:
     assert "clock" in rank_1.next_step
 
 
-def test_of_a_long_run_the_longest_steps_of_each_activity_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_keeps_the_longest_steps_of_each_activity(monkeypatch: pytest.MonkeyPatch) -> None:
     late = dict.fromkeys(range(3, 20, 2), ("gc", 10)) | {6: ("evaluation", 300), 10: ("evaluation", 400)}
     exact = awaited_totals(analyse(job(late, num_steps=20)).context)
     (dues,) = exact.parts

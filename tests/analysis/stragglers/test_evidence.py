@@ -82,5 +82,5 @@ def test_errors_are_told_with_how_many_came_during_the_run() -> None:
 
 
 @pytest.mark.parametrize("states", [[], readings(3)])
-def test_of_a_device_that_told_nothing_there_is_none(states: list[DeviceState]) -> None:
+def test_a_device_without_readings_gives_no_evidence(states: list[DeviceState]) -> None:
     assert device_evidence(run_of(states), 0) is None

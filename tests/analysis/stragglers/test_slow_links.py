@@ -55,7 +55,7 @@ def test_a_network_that_becomes_slow_is_compared_with_its_past() -> None:
     )
 
 
-def test_of_a_network_that_is_slow_all_the_time_it_is_said_what_would_tell() -> None:
+def test_a_network_that_is_always_slow_is_answered_with_what_would_show_it() -> None:
     findings = found(["slow-network=1:50"], **TWO_HOSTS)
 
     assert findings.verdicts == ()

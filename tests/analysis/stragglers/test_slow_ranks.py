@@ -125,7 +125,7 @@ def test_a_slow_rank_is_named_although_its_only_replica_is_starved_for_a_third_o
     assert (verdict.ranks, verdict.cause) == ((1,), "compute")
 
 
-def test_of_two_ranks_a_few_slow_steps_are_told_and_named_nobody() -> None:
+def test_a_few_slow_steps_of_two_ranks_are_reported_without_a_rank() -> None:
     findings = found(("slow-rank=1:2@5:60:20",), dp=2, steps=60)
 
     assert findings.verdicts == ()

@@ -54,9 +54,7 @@ def test_one_rank_that_saves_or_evaluates_alone_is_named(fault: str, cause: str,
     ("fault", "cause", "phase"),
     [("slow-optimizer={}:6", "optimizer", "optimizer step"), ("slow-forward={}:1.5", "forward", "forward")],
 )
-def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(
-    fault: str, cause: str, phase: str, ranks: Sequence[int]
-) -> None:
+def test_the_phase_is_named_in_which_a_rank_is_slow(fault: str, cause: str, phase: str, ranks: Sequence[int]) -> None:
     findings, cost_ms = judged([fault.format(",".join(map(str, ranks)))])
 
     (verdict,) = findings.verdicts

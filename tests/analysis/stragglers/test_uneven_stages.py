@@ -108,7 +108,7 @@ def test_stages_that_differ_by_design_are_compared_with_their_own_past() -> None
         ),
     ],
 )
-def test_where_it_cannot_be_told_which_stages_are_uneven_that_is_said(faults: Sequence[str], said: str) -> None:
+def test_stages_that_may_all_be_uneven_are_reported_as_undecided(faults: Sequence[str], said: str) -> None:
     findings = found(faults, **PIPELINE)
 
     assert findings.verdicts == ()

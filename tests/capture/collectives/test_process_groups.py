@@ -83,7 +83,7 @@ def test_a_collective_is_one_row_and_one_stall(captured: Recording, call: str) -
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-def test_of_a_sparse_tensor_indices_and_values_are_sent(captured: Recording) -> None:
+def test_a_sparse_tensor_sends_its_indices_and_values(captured: Recording) -> None:
     dist.all_reduce(torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (8,)))
 
     (row,) = captured.communications()

@@ -267,7 +267,7 @@ def test_rows_are_held_back_for_some_seconds_and_at_most_until_the_recording_end
     assert len(job.times()) == 2
 
 
-def test_at_the_end_of_the_recording_nothing_is_left_behind(job: Job) -> None:
+def test_nothing_is_left_behind_at_the_end_of_the_recording(job: Job) -> None:
     job.stalling()
     job.hidden()
     job.cuda.advance(40 * MILLISECOND)
@@ -388,7 +388,7 @@ def test_a_call_without_the_time_of_its_return_has_none() -> None:
     assert match_durations([call(1, 100, 0)], [DumpEntry(0, "0", 90, 1), DumpEntry(1, "0", 200, 2)]) == {}
 
 
-def test_of_two_entries_during_one_call_neither_is_taken() -> None:
+def test_two_entries_during_one_call_are_both_left_out() -> None:
     assert match_durations([call(1, 100, 110)], [DumpEntry(0, "0", 102, 7), DumpEntry(1, "0", 104, 8)]) == {}
 
 

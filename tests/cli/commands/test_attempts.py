@@ -127,7 +127,7 @@ def test_a_list_names_the_attempts_and_how_each_ended(restarted: Path) -> None:
     assert f"gpt: {LINE}\n" in invoke("list", restarted.parent)
 
 
-def test_of_many_attempts_the_last_ones_are_told(tmp_path: Path) -> None:
+def test_the_last_of_many_attempts_are_shown(tmp_path: Path) -> None:
     for attempt in range(7):
         rows = [*steps(attempt, attempt + 3), mark("end", {})]
         write_rank(tmp_path / "runs" / "r", rows, attempt=attempt, session=1_000 * attempt, pid=attempt)

@@ -99,7 +99,7 @@ def test_a_name_of_slurm_is_left_to_the_ranks_as_torchrun_may_have_another() -> 
     assert "COMMTRACE_RUN_ID" not in injected_environment({**task, "SLURM_JOB_ID": "47", "SLURM_STEP_ID": "0"}, {})
 
 
-def test_where_it_is_off_nothing_is_put_before_pythons_modules_on_any_node() -> None:
+def test_a_recording_that_is_off_puts_nothing_on_the_python_path_of_any_node() -> None:
     environment = injected_environment({"COMMTRACE_ENABLED": "0", "PYTHONPATH": "/mine"}, {})
 
     assert environment["PYTHONPATH"] == "/mine"

@@ -99,7 +99,7 @@ def test_a_wait_that_nobody_can_know_is_not_none() -> None:
     assert row(printed(both), "dp")[1:3] == ["0", "3.00"]
 
 
-def test_where_waiting_for_messages_is_bubble_the_table_of_roles_says_so() -> None:
+def test_the_table_of_roles_says_that_waiting_for_messages_is_bubble() -> None:
     text = printed(synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run)
     assert row(text[text.index("Stalls for communication") :], "pp")[1] == "bubble"
     assert "waiting for pipeline messages counts as bubble, above" in text
@@ -175,7 +175,7 @@ def test_the_clock_line_tells_the_residual() -> None:
 
 
 @pytest.mark.parametrize("all_ranks", [False, True])
-def test_of_many_ranks_the_extremes_are_shown(all_ranks: bool) -> None:
+def test_the_extremes_of_many_ranks_are_shown(all_ranks: bool) -> None:
     run = PipelineJob(1, 2, data_parallel=40, extra_forward_ns={rank: 1_000 * rank for rank in range(40)}).run()
     text = printed(run, all_ranks=all_ranks)
     table = text[text.index("Mean step") : text.index("The parts")].splitlines()[2:]

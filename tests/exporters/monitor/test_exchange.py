@@ -199,7 +199,7 @@ def test_a_message_that_trickles_is_given_up(server: MonitorServer) -> None:
     assert time.monotonic() - begin < LIMIT_SECONDS
 
 
-def test_in_a_training_process_only_so_many_connections_are_looked_at() -> None:
+def test_a_training_process_looks_at_a_limited_number_of_connections() -> None:
     """Each takes a fraction of a millisecond of the interpreter: a flood must not take it from training."""
     answered = 0
 

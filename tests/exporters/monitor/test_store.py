@@ -43,7 +43,7 @@ def test_findings_are_for_who_asks(store: MonitorStore) -> None:
     assert store.answer(report(0, 1, findings=True)).findings == findings
 
 
-def test_who_asks_is_told_when_the_steps_of_the_job_began_and_ended(store: MonitorStore) -> None:
+def test_a_rank_that_asks_gets_the_begin_and_end_of_the_jobs_steps(store: MonitorStore) -> None:
     for rank in range(JOB.world_size):
         times = (StepTimes(7, 0, 1_000 - rank, 2_000 + rank),)
         assert store.answer(Report(JOB, WindowReport(rank, "node0", 0, 1, step_times=times))).job_steps == ()

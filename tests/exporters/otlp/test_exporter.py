@@ -339,7 +339,7 @@ def test_what_leaves_nothing_to_do(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert "no export to otlp: OTEL_SDK_DISABLED=true switches it off" in caplog.text
 
 
-def test_who_asks_for_grpc_is_told(
+def test_grpc_is_refused_with_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")

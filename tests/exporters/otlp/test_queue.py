@@ -86,7 +86,7 @@ def test_what_comes_in_again_after_room_was_made_is_taken() -> None:
     assert account.total_dropped == 0
 
 
-def test_at_the_end_the_rest_is_dropped_and_nothing_counts_afterwards() -> None:
+def test_closing_drops_the_rest_and_nothing_counts_afterwards() -> None:
     account = Account()
     account.produce(10)
     account.settle(3, True)
@@ -186,7 +186,7 @@ def test_no_more_are_held_than_the_monitor_keeps() -> None:
     assert held.release() == (own(0), own(1), own(2))
 
 
-def test_at_the_end_all_are_released() -> None:
+def test_all_held_steps_are_released_at_the_end() -> None:
     held = HeldJobSteps(live_rank(0), 12.0, Clock())
     held.hold(own(3))
 

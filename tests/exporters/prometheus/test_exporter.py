@@ -209,7 +209,7 @@ def test_clients_without_a_certificate_are_not_let_in(tmp_path: Path, certificat
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_who_connects_and_says_nothing_holds_up_neither_prometheus_nor_the_end(
+def test_a_silent_connection_holds_up_neither_prometheus_nor_the_end(
     tls: bool, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")

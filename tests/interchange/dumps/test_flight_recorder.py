@@ -50,7 +50,7 @@ def test_a_rank_that_did_not_arrive_is_seen(tmp_path: Path) -> None:
     assert any("Rank 1 was last seen in all_reduce number 8" in problem for problem in result.problems)
 
 
-def test_where_the_program_was_is_kept(tmp_path: Path) -> None:
+def test_the_place_in_the_program_is_kept(tmp_path: Path) -> None:
     import_flight_recorder([write_dump(tmp_path / "trace_0", entry(7, 0, state="scheduled"))], tmp_path / "run")
 
     (detail,) = load_run(tmp_path / "run").ranks[0].details.values()

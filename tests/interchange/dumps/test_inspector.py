@@ -291,7 +291,7 @@ def test_durations_of_the_host_are_said(tmp_path: Path) -> None:
     assert "1 durations were measured on the host, not by the GPU: they are too long." in result.notes
 
 
-def test_from_version_4_3_on_the_header_stands_before_the_operations(tmp_path: Path) -> None:
+def test_version_4_3_and_later_have_the_header_before_the_operations(tmp_path: Path) -> None:
     whole = [line(rank, 0, stop=100) for rank in range(2)]
     files = []
     for one in whole:

@@ -86,7 +86,7 @@ def test_a_list_of_events_alone_is_a_trace(tmp_path: Path) -> None:
     assert names == [event.get("name", "") for event in NASTY]
 
 
-def test_of_a_list_of_events_the_first_piece_shows_that_there_is_no_header(tmp_path: Path) -> None:
+def test_a_list_of_events_is_recognised_as_headless_by_its_first_piece(tmp_path: Path) -> None:
     for content, is_list in ((NASTY, True), ({"traceEvents": NASTY}, False)):
         file = TraceFile(written(tmp_path / "trace.json", json.dumps(content)))
         assert next(file.events()) == []

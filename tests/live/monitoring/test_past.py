@@ -22,7 +22,7 @@ def past_of(*windows: Usual) -> Usual:
     return past.usual
 
 
-def test_of_a_stage_the_median_of_the_windows_in_which_it_was_well() -> None:
+def test_the_past_of_a_stage_is_the_median_of_its_healthy_windows() -> None:
     found_by_window = past_of(*(Usual({0: ns, 1: 90.0}) for ns in (100.0, 101.0, 130.0)), Usual({0: 102.0}))
     assert found_by_window == Usual({0: 101.5, 1: 90.0}, {}, "past")
 
@@ -87,7 +87,7 @@ def test_pauses_are_over_when_the_next_one_is_late() -> None:
     assert [bool(found) for found in found_by_window] == [*[False] * 6, True, True, False, False]
 
 
-def test_where_all_ranks_save_nobody_is_named() -> None:
+def test_nobody_is_named_while_all_ranks_save() -> None:
     assert joined({rank: [(12, 8_000)] for rank in range(4)}, "checkpoint", 3) == [[], [], []]
 
 

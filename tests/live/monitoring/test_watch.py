@@ -276,7 +276,7 @@ def test_most_ranks_are_told_by_what_they_did_before() -> None:
     ) in events[0].sentence
 
 
-def test_where_neither_peers_nor_the_past_tell_who_is_slow_that_is_said_once_it_lasts() -> None:
+def test_an_abstention_is_reported_when_neither_peers_nor_the_past_show_the_slow_rank() -> None:
     """Three ranks that work 60, 80 and 90 ms have no normal."""
     work = dict(enumerate([(60, 0, 0, 0), (80, 0, 0, 0), (90, 0, 0, 0)]))
     watch, events = watched(1, work, ranks=3)
@@ -388,7 +388,7 @@ def test_stages_that_nobody_told_are_found_from_messages(
     )
 
 
-def test_of_seven_steps_nobody_is_named() -> None:
+def test_nobody_is_named_after_seven_steps() -> None:
     watch = Watch(4, SECONDS)
     for window in range(3):
         reports = [

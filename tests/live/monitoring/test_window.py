@@ -142,7 +142,7 @@ def test_the_times_of_chosen_steps_are_told_once_on_the_wall_clock() -> None:
     assert gathered.close(19, now_ns=0).step_times == ()
 
 
-def test_of_very_short_steps_the_newest_are_told() -> None:
+def test_the_newest_of_very_short_steps_are_reported() -> None:
     gathered = Window(LiveRank(metadata(3, world_size=8), Path("run")), times_every=1)
     for number in range(100):
         gathered.add(step(number))

@@ -107,7 +107,7 @@ def test_a_fault_with_gaps_shorter_than_a_window_has_one_begin() -> None:
     assert watch.stragglers[0].since_step == 30
 
 
-def test_where_the_slow_rank_changes_each_has_its_own_begin() -> None:
+def test_each_of_two_slow_ranks_in_turn_has_its_own_begin() -> None:
     def work(rank: int, step: int) -> float:
         return 80 if step >= 30 and rank == (1 if step < 133 else 2) else 60
 
@@ -125,7 +125,7 @@ def test_one_of_two_ranks_hands_its_fault_to_the_other() -> None:
     assert [(ranks, step) for ranks, step, *_ in named(events)] == [((0,), 90), ((1,), 190)]
 
 
-def test_of_steps_longer_than_a_window_half_the_begin_is_known_to_the_step() -> None:
+def test_the_begin_is_known_to_the_step_when_steps_are_longer_than_half_a_window() -> None:
     def work(rank: int, step: int) -> float:
         return 2_500 if rank == 1 and step >= 7 else 1_500
 

@@ -34,7 +34,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_of_several_runs_all_are_listed_the_newest_last(tmp_path: Path) -> None:
+def test_all_runs_are_listed_the_newest_last(tmp_path: Path) -> None:
     for name, written_at in (("b", 100_000), ("c", 300_000), ("a", 200_000)):
         recorded(tmp_path / name, written_at)
     lines = refusal(tmp_path).splitlines()
@@ -114,7 +114,7 @@ def test_a_rank_whose_folder_may_not_be_read_is_skipped_and_named(
     assert run.problems[0] == f"{tmp_path / 'rank-00001'}: skipped, it cannot be read (Permission denied)."
 
 
-def test_for_a_path_that_does_not_exist_the_runs_there_are_listed(
+def test_a_path_that_does_not_exist_is_answered_with_the_runs_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -68,7 +68,7 @@ def test_a_file_that_no_linker_made_is_not_loaded(install: Install) -> None:
 
 
 @pytest.mark.parametrize("raised", ["RuntimeError('out of order')", "ImportError('out of order')"])
-def test_what_it_raises_when_it_is_loaded_is_the_reason(install: Install, raised: str) -> None:
+def test_an_exception_while_loading_is_the_reason(install: Install, raised: str) -> None:
     assert install("core.py", f"raise {raised}").load() == (None, "it cannot be loaded: out of order")
 
 

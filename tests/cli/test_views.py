@@ -45,7 +45,7 @@ def test_the_residual_of_the_clocks_stands_above_the_numbers(recorded: Path, com
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_rank_without_files_is_told(tmp_path: Path, command: str) -> None:
+def test_a_rank_without_files_is_reported(tmp_path: Path, command: str) -> None:
     directory = write_run(tmp_path, PipelineJob(2, 4, data_parallel=2, steps=10).run())
     shutil.rmtree(directory / "rank-00003")
     assert "! 1 of 4 ranks have no readable files: 3." in words(command, directory)
@@ -108,7 +108,7 @@ def test_ranks_that_have_little_are_told_together() -> None:
     assert line(*shares, share(25, "input", 100)).endswith("rank 25 50% (input 50%), 25 other ranks 50% (forward 50%)")
 
 
-def test_nothing_is_told_where_it_is_not_known() -> None:
+def test_nothing_is_shown_where_it_is_not_known() -> None:
     assert not [*critical_path_lines(None)]
 
 
@@ -132,7 +132,7 @@ def test_the_loss_of_a_job_on_gpus_is_in_gpu_hours() -> None:
     assert line.startswith("Lost: 50% of 128 GPU-hours in steps: stragglers 25% (32 GPU-hours)")
 
 
-def test_nothing_is_told_of_steps_that_were_not_replayed() -> None:
+def test_nothing_is_shown_for_steps_that_were_not_replayed() -> None:
     assert not [*lost_time_lines(None)]
 
 

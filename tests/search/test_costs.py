@@ -53,7 +53,7 @@ def test_a_predicted_step_is_that_of_the_other_layout(tmp_path: Path, costs: Run
     assert predicted == pytest.approx(simulated, rel=0.04)
 
 
-def test_what_was_not_measured_is_named(costs: RunCosts) -> None:
+def test_bandwidths_that_were_not_measured_are_named(costs: RunCosts) -> None:
     predictor = Predictor.like(costs)
 
     assert predictor.assumed(replace(LAYOUT, chunks=2)) == ()

@@ -223,7 +223,7 @@ def test_json_holds_no_number_that_is_none_in_json(tmp_path: Path) -> None:
     assert json.loads(json.dumps(frame.to_json(), allow_nan=False))["ranks"][0]["exposed"]["dp"]["wait_ns"] == 4 * MS
 
 
-def test_a_run_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_run_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError):
         FileSource(tmp_path / "none", last=5).look()
 

@@ -114,7 +114,7 @@ def test_json_of_the_declared_type_comes_back() -> None:
         ("x" * (LONGEST_WORD + 1), "x" * LONGEST_WORD + "…"),
     ],
 )
-def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
+def test_control_characters_of_a_terminal_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert all_printable({text: [text, 1, None]}) == {shown: [shown, 1, None]}
 

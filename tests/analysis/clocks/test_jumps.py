@@ -62,7 +62,7 @@ def test_a_clock_that_was_stepped_is_followed(stepped: int, size_ns: int) -> Non
         ({0: (-1.0, 4.0), 3: (3.0, 6.0)}, 0.0),
     ],
 )
-def test_what_a_clock_showed_twice_is_told_apart_by_the_steps_of_training(
+def test_times_that_a_clock_showed_twice_are_distinguished_by_the_steps_of_training(
     jumps: dict[int, tuple[float, float]], wrong: float
 ) -> None:
     assert share_off(120, jumps) <= wrong
@@ -75,7 +75,7 @@ def test_a_step_is_found_in_short_runs_too(steps: int, seconds: float) -> None:
     assert share_off(steps, {1: (seconds, steps * 0.09)}) <= 0.01
 
 
-def test_what_looks_like_a_small_step_hides_no_large_one() -> None:
+def test_a_small_step_of_a_clock_hides_no_large_one() -> None:
     """Of few readings, some of them late, two in a row can seem to lie 0.1 ms higher, just before a step of 40 ms."""
     job = Job(pp=4, dp=4, microbatches=4, steps=12, gpus_per_host=4, seed=0, outliers=0.01, missing=0.01)
     clocks = dict(synthetic_clocks(job.hosts, wall_error_ns=10 * SECOND, drift_ppm=100, seed=0))
@@ -223,7 +223,7 @@ def test_a_step_is_found_where_cores_are_scarce_too(size_ns: int) -> None:
         assert step.size_ns == pytest.approx(size_ns, abs=5 * MILLISECOND + abs(size_ns) * 1e-3)
 
 
-def test_what_no_drift_brings_together_contradicts_itself() -> None:
+def test_bounds_that_no_drift_fits_are_a_contradiction() -> None:
     """Bounds of ±10 around a line of 100 ppm do not; around a line with a jump by 50 they do, by 30."""
     time = np.arange(0.0, 1e6, 1e4)
     line = time * 1e-4

@@ -94,7 +94,7 @@ def test_too_few_steps_cannot_be_judged() -> None:
     assert not comparison.is_slower(0.05)
 
 
-def test_versions_environment_and_layout_that_differ_are_told() -> None:
+def test_versions_environment_and_layout_that_differ_are_reported() -> None:
     after = job(parallel={"dp": 2})
     ranks = {
         rank: replace(

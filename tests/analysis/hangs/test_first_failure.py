@@ -300,7 +300,7 @@ def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_brok
         ("RuntimeError", "/venv/torch/nn/modules/linear.py:9 forward"),
     ],
 )
-def test_what_no_lost_peer_raises_failed_first(exception: str, frame: str) -> None:
+def test_an_exception_that_no_lost_peer_raises_failed_first(exception: str, frame: str) -> None:
     diagnosis = examine(job_of_two(exception, frame), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((1,), raised=True, cut_off=())
 

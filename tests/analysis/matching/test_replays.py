@@ -211,7 +211,7 @@ def test_doctor_says_how_many_are_stamped_and_why_others_are_not(tmp_path: Path)
     assert {rank.part("replay") for rank in summarise(tmp_path).ranks} == {80 * MS}
 
 
-def test_what_was_overwritten_is_told(tmp_path: Path) -> None:
+def test_overwritten_replays_are_reported(tmp_path: Path) -> None:
     write_run(tmp_path, is_graphed=True, waits_ms={0: (10, 10, 10)})
 
     (replays,) = examine(tmp_path, now_ns=0).coverage.replays

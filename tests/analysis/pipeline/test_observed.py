@@ -279,7 +279,7 @@ def test_both_parts_of_a_backward_are_one() -> None:
         (["FF", "FF"], 1, "without a backward"),
     ],
 )
-def test_what_is_not_recognised_is_said(orders: list[str], chunks: int, reason: str) -> None:
+def test_an_unknown_schedule_says_why(orders: list[str], chunks: int, reason: str) -> None:
     schedule = recognise([[f"{letter}0" for letter in order] for order in orders], chunks)
 
     assert schedule.name == "unknown"

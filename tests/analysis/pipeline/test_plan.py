@@ -25,7 +25,7 @@ def plan(run: Run) -> Plan:
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "step_ms"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])
-def test_1f1b_takes_what_the_formula_says(stages: int, microbatches: int, step_ms: int) -> None:
+def test_1f1b_takes_as_long_as_the_formula_gives(stages: int, microbatches: int, step_ms: int) -> None:
     found = plan(PipelineJob(stages, microbatches).run())
     assert found.duration_ns == step_ms * MS
     assert [len(rank.start_ns) for rank in found.ranks] == [2 * microbatches] * stages

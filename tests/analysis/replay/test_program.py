@@ -20,7 +20,9 @@ def program_of(rows: dict[int, list[Row]]) -> Program:
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "step_ms"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])
-def test_one_forward_one_backward_takes_what_the_formula_says(stages: int, microbatches: int, step_ms: int) -> None:
+def test_one_forward_one_backward_takes_as_long_as_the_formula_gives(
+    stages: int, microbatches: int, step_ms: int
+) -> None:
     run = PipelineJob(stages, microbatches).run()
 
     assert build_program(run, match(run)).step_times().tolist() == [step_ms * 1_000_000] * 3

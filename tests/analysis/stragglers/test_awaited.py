@@ -51,7 +51,7 @@ def job(late: dict[int, tuple[str, int]], num_steps: int = 8) -> Run:
     return make_run(rows, [DP])
 
 
-def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
+def test_the_awaited_ranks_activity_between_steps_is_named() -> None:
     (rank_0,) = awaited_totals(analyse(job({3: ("evaluation", 300), 6: ("checkpoint", 100)})).context).longest()
 
     assert (rank_0.rank, rank_0.wait_ns, rank_0.share) == (0, 400 * MS, 1.0)
@@ -66,7 +66,7 @@ def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
     )
 
 
-def test_a_collection_of_garbage_that_happened_once_is_told_once() -> None:
+def test_a_collection_of_garbage_that_happened_once_is_reported_once() -> None:
     sentence = summarise(job({5: ("gc", 2_200)}, num_steps=9)).verdict
 
     assert "once, in step 5: 2.2 s" in sentence
@@ -130,7 +130,7 @@ def test_nothing_is_said_about_time_before_the_previous_step() -> None:
     ]
 
 
-def test_what_a_rank_did_whose_clock_is_another_one_is_not_known() -> None:
+def test_the_activity_of_a_rank_on_another_clock_is_unknown() -> None:
     # Nothing ties the clock of rank 2 to the others, so that none of them is brought together.
     rows: dict[int, list[Row]] = {0: [], 1: [], 2: []}
     for step in range(4):

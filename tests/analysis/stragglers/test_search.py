@@ -308,7 +308,7 @@ def of_summary(run: Run) -> Findings:
     return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
 
 
-def test_what_ranks_wait_for_each_other_between_steps_counts_with_what_follows_the_last_one() -> None:
+def test_waits_between_steps_count_with_those_after_the_last_one() -> None:
     (verdict,) = of_summary(evaluating([250] * 4, num_steps=20)).verdicts
 
     assert (verdict.rank, verdict.cause) == (1, "evaluation")

@@ -34,7 +34,7 @@ BETWEEN = "network between hosts node0, node1 (ranks 0–7)"
         ("slow-network=1:50", 20, 40, TWO_HOSTS, BETWEEN),
     ],
 )
-def test_what_is_slow_in_a_part_of_the_run_is_named_with_these_steps(
+def test_a_link_slow_in_a_part_of_the_run_is_named_with_these_steps(
     fault: str, first: int, end: int, job: dict[str, Any], who: str
 ) -> None:
     findings, cost_ms = judged([f"{fault}@{first}:{end}"], **job)

@@ -46,7 +46,7 @@ def test_an_excess_that_grows_has_a_stretch_for_each_size() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
 
 
-def test_input_that_becomes_slow_late_or_moves_is_told_with_its_steps() -> None:
+def test_input_that_becomes_slow_late_or_moves_is_reported_with_its_steps() -> None:
     (late,) = judged(("data=2:40@60:100",), steps=100)[0].verdicts
     moved = judged(("data=2:40@0:30", "data=6:40@30:60"), steps=60)[0].verdicts
 

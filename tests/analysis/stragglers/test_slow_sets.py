@@ -242,7 +242,7 @@ def test_a_link_between_others_is_named_beside_a_slow_rank() -> None:
     assert rank.cost_ms_per_step == pytest.approx(alone, rel=0.2)
 
 
-def test_what_a_slow_rank_costs_is_told_with_a_slow_stage_mended() -> None:
+def test_the_cost_of_a_slow_rank_assumes_a_slow_stage_mended() -> None:
     findings, cost_ms = judged(["uneven-stage=1:1.5", "slow-rank=6:1.2"], **LARGE_MESSAGES)
 
     stage, rank = findings.verdicts

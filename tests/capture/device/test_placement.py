@@ -169,13 +169,13 @@ def test_a_duration_that_would_end_behind_the_upper_bound_is_refused_and_nothing
     assert placed.measured_end.tolist() == [-1, 8 * MS, -1, 13 * MS]
 
 
-def test_what_durations_say_of_known_ends_can_be_compared() -> None:
+def test_durations_can_be_compared_with_known_ends() -> None:
     placed = Placement().place(calls_of([FIRST, stalled(1, 3 * MS, 5 * MS, duration=2 * MS - 7)]))
 
     assert placed.measured_end.tolist() == [-1, 5 * MS - 7]
 
 
-def test_what_was_launched_later_ended_later() -> None:
+def test_later_launches_ended_later() -> None:
     first, second = hidden(1, 3 * MS, 9 * MS), stalled(2, 4 * MS, 5 * MS)
 
     assert place([FIRST, first, second])[1] == (3 * MS, 5 * MS, True, False, UNKNOWN)
@@ -254,7 +254,7 @@ def test_an_idle_communicator_of_long_ago_is_remembered_and_does_not_hurt() -> N
     assert place(old, new)[1_000:] == [(year_ns, year_ns + MS, True, True, CUDA)] * 1_000
 
 
-def test_what_is_remembered_is_little() -> None:
+def test_placement_remembers_one_operation() -> None:
     placement = Placement()
     times = [
         placement.place(calls_of([stalled(n, n * MS, n * MS + 500_000) for n in range(i, i + 50)])) for i in (0, 50)

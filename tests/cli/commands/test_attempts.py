@@ -52,7 +52,7 @@ FAILED = {
 LINE = "Attempt 1 (--attempt 0): 3 ranks, steps 0–6, failed: ValueError on rank 1."
 
 
-def test_a_job_that_ended_well_after_a_restart_has_no_finding_and_its_attempts_are_told(restarted: Path) -> None:
+def test_a_job_that_ended_well_after_a_restart_has_no_finding_and_its_attempts_are_reported(restarted: Path) -> None:
     assert answer("doctor", restarted)["run"]["earlier_attempts"] == [FAILED]
     assert answer("doctor", restarted)["findings"] == []
     assert LINE in invoke("doctor", restarted)

@@ -69,7 +69,7 @@ def test_one_rank_is_not_plural() -> None:
     assert printed(run).startswith("Run made-run · 1 rank on node0 ·")
 
 
-def test_what_was_not_recorded_is_not_shown_as_zero() -> None:
+def test_parts_that_were_not_recorded_are_not_shown_as_zero() -> None:
     alone = printed(make_run({0: [span("step", 0, 10 * MS, step=0)]}))
     assert row(alone, "0") == ["0", "10.0", "0", "0%", "–", "–", "10.0", "100%", "–"]
 
@@ -158,7 +158,7 @@ def test_calls_on_groups_of_one_rank_are_counted_and_not_listed() -> None:
     assert not any(line.startswith("tp  ") for line in text.splitlines())
 
 
-def test_waiting_in_calls_on_groups_of_one_rank_is_told_as_such() -> None:
+def test_waiting_in_calls_on_groups_of_one_rank_is_reported_as_such() -> None:
     alone = group("tp", 0)
     call = collective("all_reduce", alone, 0, 1, 2 * MS, step=0, id=7)
     text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), call, stall(call, 1, 2 * MS)]}, [alone]))

@@ -107,7 +107,7 @@ def test_once_prints_a_frame_and_json_prints_it_as_json(tmp_path: Path) -> None:
     assert (answer["first_step"], answer["num_steps"], len(answer["ranks"])) == (7, 5, 4)
 
 
-def test_a_run_that_is_not_there_yet_is_said_and_ends_with_3(tmp_path: Path) -> None:
+def test_a_run_that_is_not_there_yet_is_reported_and_ends_with_3(tmp_path: Path) -> None:
     shown = runner.invoke(app, ["top", str(tmp_path / "later"), "--once"])
     assert shown.exit_code == 3
     assert shown.output.startswith("Nothing to show yet: ")

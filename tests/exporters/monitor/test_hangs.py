@@ -239,7 +239,7 @@ def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
     assert event.rank == 2
 
 
-def test_a_rank_that_left_its_stack_is_told_with_its_place() -> None:
+def test_a_rank_that_left_its_stack_is_reported_with_its_place() -> None:
     ranks = Ranks()
     ranks.processes, ranks.stacks = {2: "runs"}, {(2, 5): ("/job/train.py:12 main",)}
     ranks.report(2, -4)

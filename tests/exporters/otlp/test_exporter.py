@@ -286,7 +286,7 @@ def test_requests_with_metrics_that_are_refused_are_counted_apart_from_spans(
     assert "spans were not exported" not in caplog.text
 
 
-def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:
+def test_findings_of_the_monitor_are_reported_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     exporter = opened(config=Config(otlp=OtlpConfig(level="steps", file=str(tmp_path))))
     finding = LiveEvent("silent", 1.7e9, 2, "alpha", "…")
     run_steps(exporter, 0, 1)

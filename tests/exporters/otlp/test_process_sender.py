@@ -245,7 +245,7 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_what_is_asked_after_the_end_is_counted() -> None:
+def test_spans_after_the_end_are_counted() -> None:
     sender = ProcessSender(CONFIG, live_rank(0))
     sender.close(SECONDS)
     settled: list[tuple[int, bool | None]] = []

@@ -63,7 +63,7 @@ def job(rows: int, *, is_root: bool = False, findings: int = 0) -> ExportedStep:
     return ExportedStep(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
 
 
-def test_what_does_not_fit_is_dropped_and_counted() -> None:
+def test_jobs_that_do_not_fit_are_dropped_and_counted() -> None:
     account = Account()
     queue = JobQueue(account, most_spans=10)
     for rows in (6, 7, 2):
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     assert account.dropped == {QUEUE_FULL: 5 + 3, REFUSED: 0, UNANSWERED: 0, AT_THE_END: 0}
 
 
-def test_what_comes_in_again_after_room_was_made_is_taken() -> None:
+def test_jobs_are_taken_again_after_room_was_made() -> None:
     account = Account()
     queue = JobQueue(account, most_spans=4)
     for _ in range(5):

@@ -63,7 +63,7 @@ def exporting(place: Place, live: LiveRank) -> Iterator[ScalarExporter]:
         assert not exporter._thread.is_alive()
 
 
-def test_what_is_left_at_the_end_is_written_and_the_place_closed() -> None:
+def test_closing_writes_the_rest_and_closes_the_place() -> None:
     place = Place()
     with exporting(place, rank()) as exporter:
         exporter.step(summary(1), [])

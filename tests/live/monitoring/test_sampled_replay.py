@@ -70,7 +70,7 @@ def test_a_stage_that_becomes_slow_is_named_apart_from_one_that_always_was() -> 
     }
 
 
-def test_most_stages_that_become_slow_are_told_by_what_they_did_before() -> None:
+def test_most_stages_that_become_slow_are_recognised_by_what_they_did_before() -> None:
     *_, after = replayed(PIPELINE, ["uneven-stage=0,1,3:1.25@16:24"], 3)
     (verdict,) = after.verdicts
     assert verdict.who == "stages 0–1, 3 (ranks 0–3, 6–7)"

@@ -94,7 +94,7 @@ def test_a_block_is_judged_once() -> None:
         pytest.param(Least(2, 0, GROUP, 0, 3, (6, 6)), id="other calls"),
     ],
 )
-def test_what_is_told_of_something_else_is_not_taken(least: Least) -> None:
+def test_least_times_of_another_block_are_not_taken(least: Least) -> None:
     ranks = blocks({0: [(20, 20)] * 2})
     ranks[0].settle([least])
     assert ranks[0].split == {}

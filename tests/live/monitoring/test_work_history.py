@@ -79,7 +79,7 @@ def test_a_rank_is_slow_since_the_step_in_which_it_became_slow_and_the_time_is_t
     assert straggler.since == pytest.approx(begin / 10)
 
 
-def test_what_began_before_the_first_window_is_slow_since_the_first_step_that_is_compared() -> None:
+def test_slowness_from_before_the_first_window_dates_to_the_first_compared_step() -> None:
     watch, events = watched(noisy(lambda rank, step: 80 if rank == 1 else 60), steps=120, ranks=4)
     (straggler,) = watch.stragglers
     assert (straggler.since_step, straggler.since_first_compared) == (1, True)
@@ -134,7 +134,7 @@ def test_the_begin_is_known_to_the_step_when_steps_are_longer_than_half_a_window
     assert [(one.since_step, one.since, one.since_within_steps) for one in watch.stragglers] == [(7, 21.0, 0)]
 
 
-def test_steps_too_short_for_a_sum_each_are_dated_to_a_sum_and_that_is_said() -> None:
+def test_steps_too_short_for_a_sum_each_are_dated_to_a_sum_and_that_is_reported() -> None:
     """400 steps of 10 ms in a window are 50 sums of 8."""
 
     def work(rank: int, step: int) -> float:
@@ -182,7 +182,7 @@ def test_a_report_holds_the_work_of_each_step_or_of_sums_that_all_ranks_divide_a
     assert sum(one.steps for one in report.work_sums) == report.steps
 
 
-def test_what_is_kept_of_a_large_job_is_bounded() -> None:
+def test_the_history_of_a_large_job_is_bounded() -> None:
     ranks = 20_000
     watch = Watch(ranks, SECONDS)
     history = watch._history

@@ -42,7 +42,7 @@ def test_functions_are_called_in_another_process(files: FileProcess) -> None:
     assert files.call(os.getpid) == files.pid != os.getpid()
 
 
-def test_what_a_function_raises_is_raised_here(files: FileProcess, tmp_path: Path) -> None:
+def test_an_exception_in_the_file_process_is_raised_here(files: FileProcess, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         files.call(segment_paths, tmp_path / "gone")
     assert raised.value.errno == errno.ENOENT
@@ -239,7 +239,7 @@ def test_threads_share_it(files: FileProcess, tmp_path: Path) -> None:
     assert [files.call(size_of, tmp_path / str(number)) for number in range(8)] == [100] * 8
 
 
-def test_what_cannot_be_sent_back_is_an_error(files: FileProcess) -> None:
+def test_a_result_that_cannot_be_sent_back_is_an_error(files: FileProcess) -> None:
     with pytest.raises(OSError, match="lock"):
         files.call(threading.Lock)
     assert files.call(os.getpid) == files.pid

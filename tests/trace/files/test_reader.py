@@ -28,7 +28,7 @@ def _steps(directory: Path, wanted: str | None = None, rank: int = 0) -> list[in
     return [int(step) for step in load_run(directory, wanted).ranks[rank].spans.step]
 
 
-def test_what_was_written_comes_back(tmp_path: Path) -> None:
+def test_written_columns_come_back(tmp_path: Path) -> None:
     columns = {
         "kind": schema.COLLECTIVE,
         "name": "all_reduce",
@@ -158,7 +158,7 @@ def test_the_peak_memory_is_in_every_later_segment(tmp_path: Path) -> None:
     assert load_run(tmp_path).ranks[0].peak_memory == PeakMemory(1, 701, 1000)
 
 
-def test_what_a_rank_said_last_of_itself_is_kept_with_its_time(tmp_path: Path) -> None:
+def test_the_last_activity_of_a_rank_is_kept_with_its_time(tmp_path: Path) -> None:
     rows = [
         *steps(0, 2),
         row(kind=schema.MARK, name="activity", start=300, end=300, detail='{"no_progress_ns": 0}'),
@@ -360,7 +360,7 @@ def test_ranks_of_an_earlier_job_of_the_same_name_are_left_out(
         ({"pid": 2, "anchor": ClockAnchor(9_500_000_000, 0, 0)}, False),
     ],
 )
-def test_two_jobs_at_once_under_one_name_are_told(tmp_path: Path, second: dict[str, Any], is_told: bool) -> None:
+def test_two_jobs_at_once_under_one_name_are_reported(tmp_path: Path, second: dict[str, Any], is_told: bool) -> None:
     begun = ClockAnchor(2_000_000_000, 1_700_000_000_000_000_000, 40)
     write_rank(tmp_path, [row(end=10_000_000_000)], session=1_000, pid=1)
     write_rank(tmp_path, [row(end=3_000_000_000)], **{"session": 2_000, "anchor": begun, **second})

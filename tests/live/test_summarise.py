@@ -365,3 +365,30 @@ def test_bounds_have_no_bandwidth(collector: StepCollector, listener: Listener) 
     assert (operation.count, operation.bus_bytes, operation.bus_ns) == (3, 6_000.0, 200)
     assert operation.duration_ns == 1_500
     assert summary.messages == (MessageSummary("all_reduce", "unknown", "64KiB", 1, 200, 6_000.0),)
+
+
+def test_time_in_which_the_device_waited_for_its_host_is_known_from_leads(
+    collector: StepCollector, listener: Listener
+) -> None:
+    ms = 1_000_000
+    late, ahead = {"start_lead_us": 3, "end_lead_us": 4}, {"start_lead_us": 4, "end_lead_us": 9_000}
+    collector.write(
+        [
+            row(step=0, start=0, end=10 * ms, **late),
+            row(kind=schema.BACKWARD, name="backward", step=0, start=10 * ms, end=30 * ms, **ahead),
+            step(0, 0, 30 * ms),
+            row(step=1, start=30 * ms, end=40 * ms),
+            step(1, 30 * ms, 40 * ms),
+        ]
+    )
+    collector.write([])
+
+    first, second = listener.summaries
+    assert first.launch_bound_ns == {
+        **dict.fromkeys(("in_no_span", "backward", "recompute", "optimizer", "evaluation", "other"), 0),
+        "forward": 10 * ms,
+    }
+    assert second.launch_bound_ns is not None  # its first mark ends the step before
+    collector.write([row(step=2, start=50 * ms, end=60 * ms), step(2, 50 * ms, 60 * ms)])
+    collector.write([])
+    assert listener.summaries[2].launch_bound_ns is None

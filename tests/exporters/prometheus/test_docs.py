@@ -31,7 +31,8 @@ def first_cells(page: str, pattern: str) -> list[str]:
 def test_every_metric_is_documented() -> None:
     totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
-    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
+    device = Device("NVIDIA H200", 1, 1, 1, 1)
+    totals.add(summary(counts=counts, device=device, launch_bound_ns={"forward": 1}))
     live = rank()
     live.flow, live.marks.topology["coordinates"] = Flow(sender=0), {}  # a stage that nobody told
     live.joins, live.score, live.stragglers = True, 1.0, (live_straggler(),)

@@ -292,3 +292,18 @@ def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs()
     assert exported[f"commtrace_straggler_since_timestamp_seconds{of_rank_2}"] == 5.0
     assert sum(name.startswith("commtrace_straggler_cost") for name in exported) == 3
     assert exported["commtrace_straggler_score_ratio"] == 1.25
+
+
+def test_launch_bound_time_is_there_where_it_is_known_and_absent_where_not() -> None:
+    totals = StepCounters()
+    totals.add(summary())
+    assert not any("launch_bound" in name for name in values(RankCollector(rank(), totals)))
+
+    totals.add(summary(1, launch_bound_ns={"forward": SECOND, "in_no_span": 0}))
+    totals.add(summary(2, launch_bound_ns={"forward": SECOND, "in_no_span": SECOND // 2}))
+
+    known = {name: value for name, value in values(RankCollector(rank(), totals)).items() if "launch_bound" in name}
+    assert known == {
+        "commtrace_launch_bound_seconds_total{phase=forward}": 2.0,
+        "commtrace_launch_bound_seconds_total{phase=in_no_span}": 0.5,
+    }

@@ -116,3 +116,21 @@ def test_longer_microbatches_with_a_usual_optimizer_step_are_blamed_on_the_input
 def test_a_replica_that_is_slow_in_all_that_it_does_has_no_longer_input() -> None:
     (priced,) = replayed(SLOW_REPLICA, ["slow-rank=1,3,5,7:1.3"], 1, (1, 3, 5, 7))
     assert priced.longer_inputs == ()
+
+
+@pytest.mark.parametrize(("fault", "is_late"), [("late-host=1:1.4", True), ("slow-rank=1:1.4", False)])
+def test_a_late_host_is_told_from_a_slow_device(fault: str, is_late: bool) -> None:
+    (priced,) = replayed({"dp": 4}, [fault], 1, slow=[1])
+
+    launches = priced.launches[1]
+    assert launches is not None
+    assert launches.are_late is is_late
+    assert priced.verdicts == []
+
+
+def test_a_job_whose_hosts_are_all_late_is_launch_bound() -> None:
+    (priced,) = replayed({"dp": 4}, ["late-launch=0,1,2,3:20"], 1)
+
+    (verdict,) = priced.verdicts
+    assert (verdict.place, verdict.cause) == ("job", "host")
+    assert verdict.cost_ms_per_step == pytest.approx(20, rel=0.05)

@@ -61,7 +61,7 @@ def core() -> Iterator[BareCore]:
 # a recording ends while a call is under way
 
 
-def test_what_was_launched_in_an_earlier_recording_is_no_row_of_the_next_one(core: BareCore) -> None:
+def test_a_work_of_an_earlier_recording_is_no_row_of_the_next(core: BareCore) -> None:
     def restart(*_arguments: object) -> None:
         core.core.end()
         core.core.reset(10)
@@ -257,7 +257,7 @@ def test_an_exception_that_ends_the_program_comes_out_of_a_wait_that_failed(core
         core.wait(fail)(work)
 
 
-def test_a_wait_that_fails_is_told_with_the_time_of_the_launch(core: BareCore) -> None:
+def test_a_wait_that_fails_is_reported_with_the_time_of_the_launch(core: BareCore) -> None:
     told: list[tuple[Any, ...]] = []
 
     def fail(*_arguments: object) -> None:
@@ -428,7 +428,7 @@ def test_works_without_weak_references_are_known_by_their_addresses(core: BareCo
     assert not row["is_unfinished"]
 
 
-def test_of_several_threads_that_wait_for_one_work_one_records_it(core: BareCore) -> None:
+def test_one_of_several_threads_that_wait_for_a_work_records_it(core: BareCore) -> None:
     work, waiting = ProcessGroup(), threading.Barrier(4)
     core.method(lambda *_: work)(core.process_group, TENSORS, SYNCHRONOUS)
     wait = core.wait(lambda *_: waiting.wait(10))
@@ -606,7 +606,7 @@ def test_recordings_leave_nothing_in_the_driver(device: BareCore, driver: Simula
     assert (len(driver.live_events()), len(driver.live_streams())) == (0, before)
 
 
-def test_what_has_no_room_for_its_mark_began_when_it_was_called(device: BareCore, driver: SimulatedDriver) -> None:
+def test_a_call_without_room_for_its_mark_began_when_it_was_called(device: BareCore, driver: SimulatedDriver) -> None:
     stream = driver.create_stream()
     device.use_driver(driver, lambda _device: stream, (SimulatedTensor,))
     driver.hold("cuEventQuery")

@@ -115,7 +115,7 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(recorded: Recorded) ->
     assert typical_transfers(work)
 
 
-def test_of_many_steps_the_same_are_drawn_in_whichever_parts_they_are_measured(
+def test_the_same_steps_are_sampled_however_a_run_is_divided(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_all = StepStatistics.of(recorded.run, recorded.whole)

@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from commtrace.capture.collectives.groups import PythonCounters
+from commtrace.capture.device import clock
 from commtrace.capture.native import NativeClock
 from commtrace.trace import schema
 from commtrace.trace.schema import COLLECTIVE
@@ -127,10 +128,19 @@ def test_counters_live_as_long_as_the_calls_that_have_a_number_of_them(core: Bar
 def test_codes_are_those_of_the_schema(core: BareCore) -> None:
     folder = Path(__file__).parents[2] / "commtrace" / "_native"
     names = ("MODULE", "COLLECTIVE", "P2P", "STALL", "COMPUTE", "COMMUNICATION", "HOST_TIMING", "CUDA_EVENT_TIMING")
-    declared = re.findall(r"\b([A-Z_0-9]+) = (\d+)", (folder / "core.h").read_text() + (folder / "rows.c").read_text())
+    leads = ("UNKNOWN_LEAD", "SYNCHRONIZED_LEAD", "LEAST_LEAD_US", "MOST_LEAD_US")
+    declared = re.findall(
+        r"\b([A-Z_0-9]+) = (-?\d+)", (folder / "core.h").read_text() + (folder / "rows.c").read_text()
+    )
 
-    assert {name: int(code) for name, code in declared if name in names} == {
-        name: getattr(schema, name) for name in names
+    assert {name: int(code) for name, code in declared if name in (*names, *leads)} == {
+        name: getattr(schema, name) for name in (*names, *leads)
+    }
+    limits = re.findall(r"static const int64_t ([A-Z_]+) = (\d+);", (folder / "marks.c").read_text())
+    assert {name: int(value) for name, value in limits if hasattr(clock, name)} == {
+        "LONGEST_RECORD_NS": clock.LONGEST_RECORD_NS,
+        "WIDEST_BRACKET_NS": clock.WIDEST_BRACKET_NS,
+        "DRIFT_PPM": clock.DRIFT_PPM,
     }
     assert len(core.core.dropped()) == len(schema.KINDS)
 

@@ -142,6 +142,8 @@ def test_a_verdict_as_json() -> None:
             "cause",
             "who",
             "cost_ms_per_step",
+            "cost_is_bound",
+            "share_of_step",
             "gpu_hours_per_day",
             "persistence",
             "evidence",

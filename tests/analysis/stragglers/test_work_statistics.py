@@ -38,7 +38,7 @@ from commtrace.trace.run import Run
 
 def compared(*rows: dict[str, int]) -> PeerComparison:
     """What is compared of these rows, in all steps."""
-    names = (*Entries._fields, "step", "microbatch", "begins_phase", "work_ns", "total_ns")
+    names = (*Entries._fields, "step", "microbatch", "begins_phase", "work_ns", "total_ns", "launch_bound_ns")
     columns: dict[str, Any] = {name: np.array([row.get(name, 0) for row in rows], np.int64) for name in names}
     first, entry = grouped(pack([columns[name] for name in Entries._fields]))
     entries = Entries(*(columns.pop(name)[first].astype(np.int32) for name in Entries._fields))

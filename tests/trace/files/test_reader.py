@@ -53,6 +53,8 @@ def test_written_columns_come_back(tmp_path: Path) -> None:
         "start_exact": False,
         "end_exact": False,
         "detail": '{"members": [1, 2]}',
+        "start_lead_us": -3,
+        "end_lead_us": 2_500,
     }
     write_rank(tmp_path, [row(**columns)])
 

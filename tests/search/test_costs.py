@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.prediction.predict import StepModel
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
@@ -53,7 +55,7 @@ def test_a_predicted_step_is_that_of_the_other_layout(tmp_path: Path, costs: Run
     assert predicted == pytest.approx(simulated, rel=0.04)
 
 
-def test_what_was_not_measured_is_named(costs: RunCosts) -> None:
+def test_bandwidths_that_were_not_measured_are_named(costs: RunCosts) -> None:
     predictor = Predictor.like(costs)
 
     assert predictor.assumed(replace(LAYOUT, chunks=2)) == ()
@@ -75,7 +77,7 @@ def test_recomputation_adds_a_forward_to_the_backward(costs: RunCosts) -> None:
     assert full.peak_bytes < plain.peak_bytes
 
 
-def test_of_two_stages_the_output_layer_is_what_the_last_one_takes_longer(tmp_path: Path) -> None:
+def test_the_output_layer_is_what_the_last_of_two_stages_takes_longer(tmp_path: Path) -> None:
     layout = replace(LAYOUT, pp=2)
     analysis = recorded(tmp_path / "run", layout)
     even = measure_costs(analysis, MODEL, layout)
@@ -90,7 +92,7 @@ def test_of_two_stages_the_output_layer_is_what_the_last_one_takes_longer(tmp_pa
     assert "no stage without embedding and output layer" in even.notes[0]
 
 
-def test_of_one_stage_the_output_layer_is_estimated(tmp_path: Path) -> None:
+def test_the_output_layer_of_one_stage_is_estimated(tmp_path: Path) -> None:
     layout = replace(LAYOUT, pp=1)
     costs = measure_costs(recorded(tmp_path / "run", layout), MODEL, layout)
 
@@ -110,6 +112,7 @@ def test_selective_recomputation_is_the_share_of_attention_scores() -> None:
     [
         (replace(LAYOUT, tp=4, dp=1), "the run has tp 2, the job that was given with it 4"),
         (replace(LAYOUT, dp=4), "the run has dp 2"),
+        (replace(LAYOUT, microbatches=4), "the run has microbatches 8, the job that was given with it 4"),
         (replace(LAYOUT, zero_stage=1), "only jobs of Megatron-LM"),
         (replace(LAYOUT, pp=3), "cannot be divided evenly"),
     ],
@@ -120,10 +123,11 @@ def test_the_job_of_another_run_is_refused(tmp_path: Path, layout: Layout, messa
 
 
 def test_a_run_without_forwards_is_refused(tmp_path: Path) -> None:
-    analysis = recorded(tmp_path / "run", LAYOUT)
+    run = recorded(tmp_path / "run", LAYOUT).recorded.run
     ranks = {
         rank: replace(trace, spans=trace.spans.take(np.flatnonzero(trace.spans.kind != 1)))
-        for rank, trace in analysis.run.ranks.items()
+        for rank, trace in run.ranks.items()
     }
-    with pytest.raises(ConfigurationError, match="recorded no forward of chunk 0"):
-        measure_costs(replace(analysis, run=replace(analysis.run, ranks=ranks)), MODEL, LAYOUT)
+    steps = StepModel.observed(analyse(replace(run, ranks=ranks)))
+    with pytest.raises(ConfigurationError, match="recorded no forwards and backwards"):
+        measure_costs(steps, MODEL, LAYOUT)

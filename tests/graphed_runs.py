@@ -78,7 +78,7 @@ def write_run(
 ) -> Path:
     """Write both ranks; ``changes`` are those of the graph's mark, by rank."""
     for rank in range(2):
-        rows = [mark("process_group", WORLD._asdict() | {"ranks": list(WORLD.ranks)})]
+        rows = [mark("process_group", WORLD.to_json())]
         rows += [graph_mark(**(changes or {}).get(rank, {}))] if is_graphed else []
         rows += [one for step in range(steps) for one in _step(step, rank, is_graphed=is_graphed)]
         write_rank(folder, rows, steps_per_segment=steps_per_segment, rank=rank, world_size=2)

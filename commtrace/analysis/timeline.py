@@ -38,7 +38,8 @@ from commtrace.analysis.matching.roles import PIPELINE, UNKNOWN, Roles, find_rol
 from commtrace.analysis.steps.choice import select, whole_recording_as_step
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.trace import schema
-from commtrace.trace.metadata import OUTSIDE, Group
+from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection import StepRange
 from commtrace.trace.spans import Int64, Spans

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Iterations  # msgspec is not imported in training
+    from commtrace.trace.topology import Iterations
 
 _MOST_NAMES: Final = 16
 """Number of classes of optimizers that are told apart."""

@@ -94,7 +94,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(INSTALLED)  ## Of the package, the examples and the benches, as pyproject.toml says.
+types: $(INSTALLED)  ## Of all Python here, tests included, as pyproject.toml says.
 	$(BIN)/mypy
 
 web:  ## The page of reports, viewer/assets, from its sources in viewer/web. Needs npm.

@@ -6,15 +6,17 @@
 ``functional`` measures the calling thread on torch's fake backend, in new processes: before ``commtrace.start``, while
 it records, and after ``commtrace.stop``, because what a recording leaves behind is one of the questions. ``ddp``
 measures the CPU time of the training thread, and of all threads, of all ranks under gloo, which sleep as if a device
-computed. It records and does not in turns within one job, because two jobs differ by more than what is measured; the
-row *noise* compares plain turns with each other. In each turn it trains with a bucket for each layer, and with one for
-all layers: what the former takes more is the buckets', the rest the step's. One rank shows the cost without gloo's. On
-a machine with other work, ``chrt -r 5`` before the command keeps that from the cores while a rank computes.
+computed; *whole turns* are the means of all threads with the sleeps, and of the process beside each rank. It records
+and does not in turns within one job, because two jobs differ by more than what is measured; the row *noise* compares
+plain turns with each other. In each turn it trains with a bucket for each layer, and with one for all layers: what the
+former takes more is the buckets', the rest the step's. One rank shows the cost without gloo's. On a machine with other
+work, ``chrt -r 5`` before the command keeps that from the cores while a rank computes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -70,8 +72,8 @@ def functional(options: argparse.Namespace) -> list[float]:
 def ddp(options: argparse.Namespace) -> list[list[float]]:
     """Return medians of µs of CPU time per step, of turns: plain, recording, …, plain.
 
-    The lists are of a model with a bucket for each layer, of the training thread and of all threads of this rank, and
-    the same of one with a bucket for all layers.
+    The lists are of a model with a bucket for each layer: of the training thread, of all threads of this rank, and of
+    whole turns; and the same of one with a bucket for all layers.
     """
     store = FileStore(options.store, options.ranks)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.ranks)
@@ -93,8 +95,12 @@ def ddp(options: argparse.Namespace) -> list[list[float]]:
         """Return means of the middle half of the steps, by model and by threads."""
         figures = []
         for model, optimizer in models:
-            steps = [step(model, optimizer) for _ in range(WARM_UP_STEPS + options.steps // options.turns)]
-            figures += [middle(column) for column in zip(*steps[WARM_UP_STEPS:], strict=True)]
+            for _ in range(WARM_UP_STEPS):
+                step(model, optimizer)
+            start = process_and_children_ns()
+            steps = [step(model, optimizer) for _ in range(options.steps // options.turns)]
+            whole = (process_and_children_ns() - start) / 1000 / len(steps)
+            figures += [*(middle(column) for column in zip(*steps, strict=True)), whole]
         return figures
 
     phase()
@@ -114,6 +120,17 @@ def model_of(options: argparse.Namespace, bucket_cap_mb: float) -> tuple[torch.n
     layers = [torch.nn.Linear(options.width, options.width, bias=False) for _ in range(options.buckets)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb)
     return model, torch.optim.SGD(model.parameters(), lr=1e-6)
+
+
+def process_and_children_ns() -> int:
+    """Return the CPU time so far of this process and of those that it has started and that run, ns."""
+    total = time.process_time_ns()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                # Linux's MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)
+                total += time.clock_gettime_ns((~int(stat.parent.name) << 3) | 2)
+    return total
 
 
 def middle(values: Sequence[float]) -> float:
@@ -148,9 +165,9 @@ def print_ddp(options: argparse.Namespace) -> None:
     """Print ratios of turns to the mean of their neighbours, and what a bucket costs."""
     ranks, steps = run(options), options.steps // options.turns
     print(f"{options.ranks} gloo ranks, {options.buckets} buckets, {options.turns} turns of {steps} steps; µs per step")
-    for thread, name in enumerate(("training thread", "all threads")):
+    for thread, name in enumerate(("training thread", "all threads", "whole turns")):
         many, one = ([sum(turns) / len(ranks) for turns in zip(*(rank[index] for rank in ranks), strict=True)]
-                     for index in (thread, 2 + thread))  # fmt: skip
+                     for index in (thread, 3 + thread))  # fmt: skip
         print(f"{name}: plain {statistics.median(many[::2]):.0f}, with one bucket {statistics.median(one[::2]):.0f}")
         # A recording turn lies between two plain ones; a plain turn is compared with the plain ones beside it.
         for row, first, apart in (("recording", 1, 1), ("noise", 2, 2)):

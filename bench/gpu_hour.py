@@ -51,6 +51,7 @@ class Stage(NamedTuple):
 
 STAGES: Final = (
     Stage("engine", 60.0),
+    Stage("graphs", 75.0),
     Stage("call_costs", 120.0),
     Stage("accuracy", 130.0),
     Stage("steps", 190.0),

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.prediction.predict import StepModel
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.search.costs import measure_costs
@@ -35,7 +36,7 @@ def main() -> None:
         job = Job(tp=2, pp=4, dp=4, microbatches=8, layers=model.layers, steps=5)
         write(synthesize(job), run)
         began, used = time.perf_counter(), time.process_time()
-        predictor = Predictor.like(measure_costs(analyse(run), model, LAYOUT))
+        predictor = Predictor.like(measure_costs(StepModel.observed(analyse(run)), model, LAYOUT))
         report("read and measure the run", began, used)
     for gib in arguments.gib:
         began, used = time.perf_counter(), time.process_time()

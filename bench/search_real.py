@@ -26,9 +26,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
+
+from commtrace.search.reliability import ORDER_HELD, Held
 
 GLOBAL_BATCH: Final = 8
 LAYERS: Final = 8
@@ -275,6 +278,7 @@ class Row(NamedTuple):
     measured_ms: float
     scatter: float  # largest measured round over the smallest, minus 1
     assumed: tuple[str, ...]
+    kind: str  # the last of its kinds of change
 
     @property
     def error(self) -> float:
@@ -287,6 +291,7 @@ def judge(folder: Path, ranks: int, rounds: int, baseline: Path | None) -> list[
     predicted: dict[Setting, list[float]] = {setting: [] for setting in settings}
     measured: dict[Setting, list[float]] = {setting: [] for setting in settings}
     assumed: dict[Setting, tuple[str, ...]] = {}
+    kinds: dict[Setting, str] = {}
     for number in range(rounds):
         command = [sys.executable, "-m", "commtrace", "search", str(folder / f"{number}-0"), "--json"]
         command += ["--memory", "1000", "--top", "100000", "--steps", f"{WARM_UP}:1000000"]
@@ -294,11 +299,13 @@ def judge(folder: Path, ranks: int, rounds: int, baseline: Path | None) -> list[
         completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if completed.returncode:
             raise SystemExit(completed.stderr)
-        told = json.loads(completed.stdout)["best"]
+        answer = json.loads(completed.stdout)
+        told = [*answer["best"], *answer["candidates"]]
         for index, setting in enumerate(settings):
             one = next(one for one in told if setting.is_of(one["layout"]))
             predicted[setting].append(one["step_ns"] / 1e6)
             assumed[setting] = tuple(one["assumed"])
+            kinds[setting] = one["changes"][-1]
             ends = json.loads((folder / f"{number}-{index}.json").read_text())[WARM_UP - 1 :]
             measured[setting].append(1e3 * (ends[-1] - ends[0]) / (len(ends) - 1))
     return [
@@ -308,6 +315,7 @@ def judge(folder: Path, ranks: int, rounds: int, baseline: Path | None) -> list[
             median(measured[setting]),
             max(measured[setting]) / min(measured[setting]) - 1,
             assumed[setting],
+            kinds[setting],
         )
         for setting in settings
     ]
@@ -315,16 +323,15 @@ def judge(folder: Path, ranks: int, rounds: int, baseline: Path | None) -> list[
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as Markdown, the layout that was measured as the fastest first."""
-    by_prediction = sorted(rows, key=lambda row: row.predicted_ms)
     lines = [
-        "| layout | predicted, ms | measured, ms | error | place predicted | measured | between rounds | assumed |",
-        "|---|---|---|---|---|---|---|---|",
+        "| layout | predicted, ms | measured, ms | error | between rounds | assumed | kind of change |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for place, row in enumerate(sorted(rows, key=lambda row: row.measured_ms), start=1):
+    for row in sorted(rows, key=lambda row: row.measured_ms):
         name = f"{row.setting.name} (recorded)" if row is rows[0] else row.setting.name
         lines.append(
-            f"| {name} | {row.predicted_ms:.1f} | {row.measured_ms:.1f} | {row.error:+.1%} | "
-            f"{by_prediction.index(row) + 1} | {place} | {row.scatter:.1%} | {', '.join(row.assumed) or 'nothing'} |"
+            f"| {name} | {row.predicted_ms:.1f} | {row.measured_ms:.1f} | {row.error:+.1%} | {row.scatter:.1%} | "
+            f"{', '.join(row.assumed) or 'nothing'} | {row.kind} |"
         )
     return "\n".join(lines)
 
@@ -332,14 +339,24 @@ def table(rows: Sequence[Row]) -> str:
 def verdict(rows: Sequence[Row]) -> str:
     """Return how large the errors were, and how many pairs of layouts were in the right order."""
     errors = sorted(abs(row.error) for row in rows[1:])
-    pairs = [(one, other) for index, one in enumerate(rows) for other in rows[index + 1 :]]
-    right = sum((a.predicted_ms < b.predicted_ms) == (a.measured_ms < b.measured_ms) for a, b in pairs)
     fastest = min(rows, key=lambda row: row.predicted_ms).setting.name
     really = min(rows, key=lambda row: row.measured_ms).setting.name
+    held = ", ".join(f"{kind}: {right} of {pairs}" for kind, (right, pairs) in orders_held(rows).items() if pairs)
     return (
-        f"Of {len(errors)} other layouts: median error {median(errors):.1%}, largest {errors[-1]:.1%}. {right} of "
-        f"{len(pairs)} pairs are in the right order. Fastest as predicted: {fastest}; as measured: {really}."
+        f"Of {len(errors)} other layouts: median error {median(errors):.1%}, largest {errors[-1]:.1%}. Pairs in the "
+        f"right order, by kind of change: {held}. Fastest as predicted: {fastest}; as measured: {really}."
     )
+
+
+def orders_held(rows: Sequence[Row]) -> dict[str, Held]:
+    """Return how many pairs of layouts were in the predicted order, by the later of the kinds of the two."""
+    kinds = list(ORDER_HELD)
+    held = dict.fromkeys(kinds, Held(0, 0))
+    for one, other in combinations(rows, 2):
+        kind = max(one.kind, other.kind, key=kinds.index)
+        right = (one.predicted_ms < other.predicted_ms) == (one.measured_ms < other.measured_ms)
+        held[kind] = Held(held[kind].right + right, held[kind].pairs + 1)
+    return held
 
 
 def _run_job(place: Path, index: int, ranks: int, steps: int) -> None:

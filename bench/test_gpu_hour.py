@@ -75,7 +75,7 @@ def test_a_stage_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         main(["--only", "engin"])
 
-    assert "no stage is called engin; there are engine, call_costs" in capsys.readouterr().err
+    assert "no stage is called engin; there are engine, graphs, call_costs" in capsys.readouterr().err
 
 
 def test_without_a_gpu_one_sentence_says_so(tmp_path: Path) -> None:
@@ -102,6 +102,7 @@ def test_the_whole_hour_can_be_rehearsed(tmp_path: Path) -> None:
     only_on_gpu = {
         "cost of a call: all_gather_into_tensor", "cost of a call: reduce_scatter_tensor", "brackets against kernels",
         "barriers against kernels", "aborted group", "graph capture", "replays of graphs",
+        "stamps against kernels",
     }  # fmt: skip
     assert set(QUESTIONS) - set(answered) <= only_on_gpu | {"both engines record the same"}
     # No figure of a machine without a GPU can be taken for one of a GPU.

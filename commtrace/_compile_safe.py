@@ -64,13 +64,60 @@ def wrap_with_callbacks(
 def do_nothing(*_arguments: object) -> None: ...
 
 
-def wrapper_code() -> CodeType:
-    """Return the code that all wrappers of :func:`wrap_with_callbacks` have in common."""
-    return next(
+class StepListener(Protocol):
+    """Record the steps of optimizers."""
+
+    def before_step(self, optimizer: object) -> None: ...
+
+    def after_step(self, optimizer: object) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+
+class Listening(Protocol):
+    """Holds who listens to the steps of optimizers, if anybody does."""
+
+    listener: StepListener | None
+
+    def failed(self, error: Exception) -> None:
+        """Handle an exception of the listener, or on the way to it."""
+
+
+def step_hooks(is_compiling: Callable[[], bool], steps: Listening) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return hooks for before and after the step of an optimizer, which tell the listener of that moment."""
+    failed = steps.failed
+
+    def before_step(optimizer: object, _args: object, _kwargs: object) -> None:
+        if is_compiling():  # first of all: the compiler reads no further
+            return
+        try:
+            listener = steps.listener
+            if listener is not None:
+                listener.before_step(optimizer)
+        except Exception as error:
+            failed(error)
+
+    def after_step(optimizer: object, _args: object, _kwargs: object) -> None:
+        if is_compiling():
+            return
+        try:
+            listener = steps.listener
+            if listener is not None:
+                listener.after_step(optimizer)
+        except Exception as error:
+            failed(error)
+
+    return before_step, after_step
+
+
+def wrapper_codes() -> list[CodeType]:
+    """Return the codes of all wrappers of :func:`wrap_with_callbacks`, and of all :func:`step_hooks`."""
+    return [
         constant
-        for constant in wrap_with_callbacks.__code__.co_consts
-        if isinstance(constant, CodeType) and constant.co_name == "hooked"
-    )
+        for maker in (wrap_with_callbacks, step_hooks)
+        for constant in maker.__code__.co_consts
+        if isinstance(constant, CodeType)
+    ]
 
 
 def wrap_call_impl_natively(

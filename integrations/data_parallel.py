@@ -63,11 +63,19 @@ class ParameterGroup(Protocol):
     mesh_info: MeshInfo
 
 
-def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> Callable[[], None]:
-    """Hook DDP and FSDP as soon as they are imported, or now.
+class LeftForwards(Protocol):
+    """Forwards whose end may not be seen."""
 
-    The function that is returned ends a forward whose model has returned unseen: work outside of it begins.
-    """
+    @property
+    def opened(self) -> object:
+        """Return a forward whose end has not been seen, or None."""
+
+    def end_left(self) -> None:
+        """End an open forward whose model has returned unseen: work outside of it begins."""
+
+
+def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> LeftForwards:
+    """Hook DDP and FSDP as soon as they are imported, or now; return the forwards of FSDP that are open."""
     replicated = _Models(tracer, "DDP", _groups_of_ddp)
     sharded = _Models(tracer, "FSDP", _groups_of_wrapper)
     states = _States(hooks, tracer, loop)
@@ -86,7 +94,7 @@ def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> Callable[[], None]:
     hooks.when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", hook_wrapper)
     for name in _STATE_MODULES:
         hooks.when_imported(name, states.hook)
-    return states.end_left
+    return states
 
 
 class _Models:
@@ -96,11 +104,12 @@ class _Models:
         self._tracer = tracer
         self._framework = framework
         self._groups = groups
-        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def announce(self, model: torch.nn.Module) -> None:
-        if model not in self._known:
-            self._known.add(model)
+        key, known = id(model), self._known
+        if key not in known:
+            known[key] = weakref.ref(model, lambda _: known.pop(key, None))
             announce(self._tracer, self._framework, self._groups(model))
 
 
@@ -137,7 +146,7 @@ class _States:
         self._tracer = tracer
         self._loop = loop
         self._known: weakref.WeakSet[FSDPState] = weakref.WeakSet()
-        self._open: tuple[weakref.ref[FSDPState], Span] | None = None
+        self.opened: tuple[weakref.ref[FSDPState], Span] | None = None
 
     # Dynamo is kept out of these methods, or traces them (``skip_fsdp_hooks``) as if the wrappers were not there.
     def hook(self, module: ModuleType) -> None:
@@ -153,8 +162,7 @@ class _States:
             self._hooks.replace(parameters, "pre_forward", self._wrap_begin_in_group)
 
     def end_left(self) -> None:
-        """End a forward whose model has returned, where its return was not seen."""
-        if self._open is not None and self._has_returned():
+        if self.opened is not None and self._has_returned():
             self._end()
 
     def _wrap_begin(self, original: Callable[..., object]) -> Callable[..., object]:
@@ -184,7 +192,7 @@ class _States:
                 return original(parameters, *args, **kwargs)
             try:
                 # The state counts a second call of the same module as part of the first one's forward.
-                if self._open is None and self._hooks.active:
+                if self.opened is None and self._hooks.active:
                     module: Any = args[0] if args else kwargs["module"]
                     state = _state_of(module)
                     if state is not None and len(state._modules) > 1:
@@ -197,7 +205,7 @@ class _States:
 
     def _has_returned(self) -> bool:
         # The root of an iteration that no backward follows, such as an evaluation's, is never reset if it is a group.
-        state = None if self._open is None else self._open[0]()
+        state = None if self.opened is None else self.opened[0]()
         return state is None or not _is_called(state)
 
     def _begin(self, state: FSDPState, module: torch.nn.Module) -> None:
@@ -206,7 +214,7 @@ class _States:
             self._known.add(state)
             announce(self._tracer, "FSDP", groups_below(module))
         span = self._loop.begin_forward(module)
-        self._open = None if span is None else (weakref.ref(state), span)
+        self.opened = None if span is None else (weakref.ref(state), span)
 
     def _wrap_end(self, original: Callable[..., object]) -> Callable[..., object]:
         failed = self._hooks.failed
@@ -217,7 +225,7 @@ class _States:
             if torch.compiler.is_compiling():
                 return result
             try:
-                if self._open is not None and self._open[0]() is state:
+                if self.opened is not None and self.opened[0]() is state:
                     self._end()
             except Exception as error:
                 failed(error)
@@ -226,7 +234,7 @@ class _States:
         return at_the_end
 
     def _end(self) -> None:
-        opened, self._open = self._open, None
+        opened, self.opened = self.opened, None
         if opened is not None:
             self._loop.end_forward(opened[1])
 

@@ -7,7 +7,6 @@ framework, there are none of these spans. The loops of Hugging Face's Trainer an
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -41,12 +40,12 @@ class TrainingLoop:
         self._step = schema.NOT_APPLICABLE
         self._has_left_step = False
         self._forwards = self._backwards = 0
-        self._end_left_forward: Callable[[], None] = lambda: None
+        self._forwards_of_fsdp: data_parallel.LeftForwards | None = None
 
     def install(self) -> None:
         self._hooks.replace(torch.autograd, "backward", self._wrap_backward)
         self._evaluation.install()
-        self._end_left_forward = data_parallel.hook(self._hooks, self._tracer, self)
+        self._forwards_of_fsdp = data_parallel.hook(self._hooks, self._tracer, self)
         self._tracer.optimizer_listeners.append(self._training_goes_on)
 
     def uninstall(self) -> None:
@@ -55,16 +54,18 @@ class TrainingLoop:
         self._hooks.restore()
 
     def _training_goes_on(self) -> None:
-        self._hooks.guarded(self._end_left_forward)
+        forwards = self._forwards_of_fsdp
+        if forwards is not None and forwards.opened is not None:
+            self._hooks.guarded(forwards.end_left)
 
     def wrap_forward(self, original: Function, announce: Callable[[torch.nn.Module], None]) -> Function:
         """Wrap the forward of the class of a wrapped model; ``announce`` is called with each model before it."""
 
         def begin_of(module: torch.nn.Module) -> Span | None:
-            self._hooks.guarded(announce, module)
+            announce(module)
             return self.begin_forward(module)
 
-        begin, end = self._unseen_by_dynamo(begin_of), self._unseen_by_dynamo(self.end_forward)
+        calls = self._unseen_by_dynamo(begin_of, self.end_forward)
         failed = self._hooks.failed
 
         def forward(module: torch.nn.Module, /, *args: object, **kwargs: object) -> object:
@@ -72,14 +73,15 @@ class TrainingLoop:
                 return original(module, *args, **kwargs)
             span: Span | None = None
             try:
-                span = begin(module)
+                span = calls[0](module)
             except Exception as error:
                 failed(error)
             try:
                 return original(module, *args, **kwargs)
             finally:
                 try:
-                    end(span)
+                    if span is not None:
+                        calls[1](span)
                 except Exception as error:
                     failed(error)
 
@@ -88,12 +90,11 @@ class TrainingLoop:
 
     def begin_forward(self, module: torch.nn.Module) -> Span | None:
         """Begin the outermost forward of a model; return None inside another one, or inside a framework's."""
-        if not self._hooks.active or self._is_inside_work():
+        tracer = self._tracer
+        if not self._hooks.active or tracer.steps.is_marked_by_framework:
             return None
-        span: Span | None = self._hooks.guarded(self._enter_forward, module)
-        return span
-
-    def _enter_forward(self, module: torch.nn.Module) -> Span:
+        if tracer.innermost is not None and self._is_inside_work():
+            return None
         if not torch.is_grad_enabled() and not module.training:
             self._has_left_step = self._tracer.steps.evaluation_begins()
             return self._tracer.enter(schema.EVALUATION, "evaluation")
@@ -103,16 +104,13 @@ class TrainingLoop:
 
     def end_forward(self, span: Span | None) -> None:
         if span is not None:
-            self._hooks.leave(span)
+            self._tracer.leave(span)
             if span.kind == schema.EVALUATION:
-                self._hooks.guarded(self._evaluation_ended)
-
-    def _evaluation_ended(self) -> None:
-        has_left, self._has_left_step = self._has_left_step, False
-        self._tracer.steps.evaluation_ended(has_left=has_left)
+                has_left, self._has_left_step = self._has_left_step, False
+                self._tracer.steps.evaluation_ended(has_left=has_left)
 
     def _wrap_backward(self, original: Function) -> Function:
-        begin, end = self._unseen_by_dynamo(self._begin_backward), self._unseen_by_dynamo(self._end_backward)
+        calls = self._unseen_by_dynamo(self._begin_backward, self._end_backward)
         failed, tracer, steps = self._hooks.failed, self._tracer, self._tracer.steps
 
         def backward(*args: object, **kwargs: object) -> object:
@@ -123,7 +121,7 @@ class TrainingLoop:
             span: Span | None = None
             try:
                 is_ours = not steps.is_marked_by_framework  # A framework's integration has spans of its own.
-                span = begin() if is_ours else None
+                span = calls[0]() if is_ours else None
             except Exception as error:
                 failed(error)
             try:
@@ -136,7 +134,7 @@ class TrainingLoop:
             finally:
                 try:
                     if is_ours:
-                        end(span)
+                        calls[1](span)
                 except Exception as error:
                     failed(error)
 
@@ -144,23 +142,26 @@ class TrainingLoop:
         return functools.wraps(original)(backward)
 
     def _begin_backward(self) -> Span | None:
-        self._hooks.guarded(self._end_left_forward)
-        if not self._hooks.active or self._is_inside_work():
+        forwards = self._forwards_of_fsdp
+        if forwards is not None and forwards.opened is not None:
+            self._hooks.guarded(forwards.end_left)
+        tracer = self._tracer
+        if not self._hooks.active or tracer.steps.is_marked_by_framework:
             return None
-        span: Span | None = self._hooks.guarded(self._enter_backward)
-        return span
-
-    def _end_backward(self, span: Span | None) -> None:
-        self._hooks.leave(span)
-        self._hooks.guarded(self._tracer.steps.backward_ended)
-
-    def _enter_backward(self) -> Span:
+        if tracer.innermost is not None and self._is_inside_work():
+            return None
         self._begin_work()
         self._backwards += 1
         return self._tracer.enter(schema.BACKWARD, "backward", self._backwards - 1)
 
+    def _end_backward(self, span: Span | None) -> None:
+        if span is not None:
+            self._tracer.leave(span)
+        self._tracer.steps.backward_ended()
+
     def _begin_work(self) -> None:
-        self._evaluation.training_goes_on()
+        if self._evaluation.opened:
+            self._evaluation.training_goes_on()
         self._tracer.steps.work_begins()
         step = self._tracer.coordinates.step
         if step != self._step:
@@ -168,8 +169,6 @@ class TrainingLoop:
             self._forwards = self._backwards = 0
 
     def _is_inside_work(self) -> bool:
-        if self._tracer.steps.is_marked_by_framework:
-            return True
         span = self._tracer.innermost
         while span is not None:
             if span.kind in _WORK:
@@ -177,28 +176,30 @@ class TrainingLoop:
             span = span.outer
         return False
 
-    def _unseen_by_dynamo(self, function: Function) -> Function:
-        """Return ``function`` as one that dynamo neither compiles nor traces."""
-        disabled: Function | None = None
+    def _unseen_by_dynamo(self, *functions: Function) -> list[Function]:
+        """Return functions as a list, in which those that dynamo neither compiles nor traces take their places."""
+        calls: list[Function] = list(functions)
 
-        def call(*args: object) -> object:
-            nonlocal disabled
-            if disabled is None:
-                # Looked up anew until it is there: importing it takes seconds, and most jobs never do.
-                disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-                if disable is None:
-                    return function(*args)
-                disabled = disable(function)
-            return disabled(*args)
+        # When it is imported: that takes seconds, and most jobs never do.
+        def disable(dynamo: ModuleType) -> None:
+            if hasattr(dynamo, "disable"):
+                calls[:] = map(dynamo.disable, functions)
+            else:  # The recording starts while it is being imported.
+                calls[:] = [functools.partial(look_again, dynamo, place) for place in range(len(functions))]
 
-        self._run_as_it_is(call)
-        return call
+        def look_again(dynamo: ModuleType, place: int, *args: object) -> object:
+            disable(dynamo)
+            return (calls if hasattr(dynamo, "disable") else functions)[place](*args)
+
+        self._run_as_it_is(look_again)
+        self._hooks.when_imported("torch._dynamo", disable)
+        return calls
 
     def _run_as_it_is(self, wrapper: Function) -> None:
         """Keep dynamo from the wrapper's own frame; what it calls is compiled as ever."""
 
         def skip(dynamo: ModuleType) -> None:
-            skip_code = getattr(dynamo.eval_frame, "skip_code", None)
+            skip_code = getattr(getattr(dynamo, "eval_frame", None), "skip_code", None)
             if skip_code is not None:
                 skip_code(wrapper.__code__)
 
@@ -219,7 +220,7 @@ class EvaluationMode:
         self._tracer = tracer
         self._hooks = hooks
         self._training_thread = threading.main_thread().ident
-        self._open: dict[int, _Opened] = {}
+        self.opened: dict[int, _Opened] = {}  # by the ids of the models in evaluation mode
         self._not_evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def install(self) -> None:
@@ -228,9 +229,8 @@ class EvaluationMode:
 
     def training_goes_on(self) -> None:
         """Forget the models in evaluation mode: training in between means that this is no evaluation."""
-        if self._open:
-            for key in tuple(self._open):
-                self._dismiss(key)
+        for key in tuple(self.opened):
+            self._dismiss(key)
 
     def _wrap_eval(self, original: Callable[..., object]) -> Callable[..., object]:
         failed, begins = self._hooks.failed, self._begins
@@ -255,7 +255,7 @@ class EvaluationMode:
 
     def _wrap_train(self, original: Callable[..., object]) -> Callable[..., object]:
         # It is called for every module in a model: a look whether any model is in evaluation mode.
-        failed, begins, ends, opened = self._hooks.failed, self._begins, self._ends, self._open
+        failed, begins, ends, opened = self._hooks.failed, self._begins, self._ends, self.opened
         leaving: set[int] = set()  # threads in which a module leaves training, and with it its children
         thread = threading.get_ident
 
@@ -298,7 +298,7 @@ class EvaluationMode:
 
     def _begins(self, module: torch.nn.Module, was_training: bool) -> None:
         tracer, key = self._tracer, id(module)
-        if not self._hooks.active or tracer.steps.is_marked_by_framework or key in self._open:
+        if not self._hooks.active or tracer.steps.is_marked_by_framework or key in self.opened:
             return
         if threading.get_ident() != self._training_thread or not tracer.recording:
             return
@@ -311,23 +311,23 @@ class EvaluationMode:
         span = tracer.aside(schema.EVALUATION, "eval() to train()")
         if span is None:
             return
-        self._open[key] = _Opened(self._until_gone(module), span, has_left)
-        if len(self._open) > _MOST_MODELS:  # They are parts of one model.
-            self._dismiss(next(iter(self._open)))
+        self.opened[key] = _Opened(self._until_gone(module), span, has_left)
+        if len(self.opened) > _MOST_MODELS:  # They are parts of one model.
+            self._dismiss(next(iter(self.opened)))
 
     def _ends(self, module: torch.nn.Module) -> None:
-        known = self._open.pop(id(module), None)
+        known = self.opened.pop(id(module), None)
         if known is not None and self._hooks.active and self._tracer.recording:
             self._tracer.leave_aside(known.span)
             self._tracer.steps.evaluation_ended(has_left=known.has_left)
 
     def _dismiss(self, key: int) -> None:
-        opened = self._open.pop(key, None)
+        opened = self.opened.pop(key, None)
         if opened is not None and opened.reference() is not None:
             self._not_evaluated[key] = opened.reference
 
     def _until_gone(self, module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
-        key, opened, others = id(module), self._open, self._not_evaluated
+        key, opened, others = id(module), self.opened, self._not_evaluated
 
         def gone(_reference: object) -> None:  # before another object can have its id
             opened.pop(key, None)

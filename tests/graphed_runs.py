@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,24 @@ def graph_mark(**changes: Any) -> Row:
     return mark("graph", {**detail, **changes})
 
 
+STAMPS = [[at, 3 * at, 3 * at + 1, 3 * at + 2, 3 * at + 1, True, True, True] for at in range(len(OPERATIONS))]
+"""Start, end, and where the stream came to the wait, of each operation."""
+
+
+def stamps(*waits_ms: int) -> list[int]:
+    """What a replay's stamps say if it does as the job without a graph; how long after a launch it is waited for."""
+    offsets = []
+    for at, wait in enumerate(waits_ms or (10,) * len(OPERATIONS)):
+        start = (at + 1) * 20 * MS
+        offsets += [start, start + 5 * MS, start + wait * MS]
+    return offsets
+
+
+def stamped_detail(start: int, first: int, offsets: list[int], first_id: int) -> str:
+    facts = {"launched_ns": start, "first": [first], "first_id": first_id, "stamps": offsets, "error_ns": 500}
+    return json.dumps(facts)
+
+
 def replay(step: int, start: int, end: int, first: int, **columns: Any) -> Row:
     return row(
         kind=schema.REPLAY, name="forward+backward", step=step, start=start, end=end, seq=step, id=GRAPH,
@@ -47,13 +66,17 @@ def _collective(name: str, size: int, step: int, seq: int, start: int, end: int,
     )  # fmt: skip
 
 
-def _step(step: int, rank: int, *, is_graphed: bool) -> list[Row]:
+def _step(step: int, rank: int, *, is_graphed: bool, waits_ms: Sequence[int] | None) -> list[Row]:
     begin = step * STEP_NS
     first = step * (len(OPERATIONS) + 1)
     rows = [row(kind=schema.STEP, name="step", step=step, start=begin, end=begin + STEP_NS)]
     end = begin + 80 * MS
     if is_graphed:
-        rows.append(replay(step, begin, end, first))
+        of_stamps = {}
+        if waits_ms is not None:
+            offsets = [offset + (rank if at % 3 < 2 else 0) for at, offset in enumerate(stamps(*waits_ms))]
+            of_stamps = {"detail": stamped_detail(begin, first, offsets, 10 * step)}
+        rows.append(replay(step, begin, end, first, **of_stamps))
     else:
         rows.append(row(kind=schema.FORWARD, name="forward", step=step, start=begin, end=begin + 30 * MS))
         rows.append(row(kind=schema.BACKWARD, name="backward", step=step, start=begin + 30 * MS, end=end))
@@ -75,11 +98,18 @@ def write_run(
     steps: int = 4,
     steps_per_segment: int = 100,
     changes: Mapping[int, Mapping[str, Any]] | None = None,
+    waits_ms: Mapping[int, Sequence[int]] | None = None,
 ) -> Path:
-    """Write both ranks; ``changes`` are those of the graph's mark, by rank."""
+    """Write both ranks; ``changes`` are those of the graph's mark, by rank.
+
+    Replays of the ranks in ``waits_ms`` have stamps: each operation is waited for so long after its launch.
+    """
+    waits = waits_ms or {}
     for rank in range(2):
         rows = [mark("process_group", WORLD.to_json())]
-        rows += [graph_mark(**(changes or {}).get(rank, {}))] if is_graphed else []
-        rows += [one for step in range(steps) for one in _step(step, rank, is_graphed=is_graphed)]
+        stamped = {"stamps": STAMPS, "unstamped": {}} if waits else {}
+        rows += [graph_mark(**{**stamped, **(changes or {}).get(rank, {})})] if is_graphed else []
+        for step in range(steps):
+            rows += _step(step, rank, is_graphed=is_graphed, waits_ms=waits.get(rank))
         write_rank(folder, rows, steps_per_segment=steps_per_segment, rank=rank, world_size=2)
     return folder

@@ -593,6 +593,21 @@ static PyObject *python_clear_latest_end(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+/* end_phase(kind, name, lane, place, start, end, place around it): of span, clear_latest_end and set_place, in one call. */
+static PyObject *python_end_phase(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments) {
+    if (num_arguments != 7) {
+        PyErr_SetString(PyExc_TypeError, "end_phase(kind, name, lane, place, start, end, place around it)");
+        return NULL;
+    }
+    Coordinates around;
+    PyObject *nothing = coordinates_from_python(arguments[6], &around) ? python_span(module, arguments, 6) : NULL;
+    if (nothing != NULL) {
+        forget_latest_end();
+        here = around;
+    }
+    return nothing;
+}
+
 static PyObject *python_is_inside(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyBool_FromLong(is_inside);
@@ -625,6 +640,8 @@ PyMethodDef calls_functions[] = {
     {"blocked", python_blocked, METH_NOARGS, "Return the facts of what is being handed on or waited for; or None."},
     {"latest_end", python_latest_end, METH_NOARGS, "Return the mark at the end of the latest stall; or None."},
     {"clear_latest_end", python_clear_latest_end, METH_NOARGS, "Forget that mark: a step begins."},
+    {"end_phase", (PyCFunction)(void (*)(void))python_end_phase, METH_FASTCALL,
+     "Record a phase, like span, forget the latest end of a stall, and go back to the place around the phase."},
     {"is_inside", python_is_inside, METH_NOARGS, "Return whether this thread is in a call that has been counted."},
     {"set_inside", python_set_inside, METH_O, "Say so for Python's path."},
     {"saw_capture", python_saw_capture, METH_NOARGS,

@@ -188,7 +188,7 @@ bool coordinates_from_python(PyObject *tuple, Coordinates *place) {
 }
 
 /* span(kind, name, lane, place, start, end) */
-static PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments) {
+PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments) {
     (void)module;
     if (num_arguments != 6) {
         PyErr_SetString(PyExc_TypeError, "span(kind, name, lane, (step, microbatch, chunk, stage), start, end)");
@@ -451,7 +451,8 @@ static int execute(PyObject *module) {
         return -1;
     }
     if (marks_init() != 0 || groups_init(module) < 0 || calls_init() < 0 || methods_init(module) < 0 ||
-        operators_init(module) < 0 || hooks_init(module) < 0 || modules_init(module) < 0 || rows_init(module) < 0) {
+        operators_init(module) < 0 || hooks_init(module) < 0 || kernels_init(module) < 0 ||
+        modules_init(module) < 0 || rows_init(module) < 0) {
         return -1;
     }
     PyMethodDef *more[] = {calls_functions, operators_functions, hooks_functions, stamps_functions};

@@ -157,7 +157,7 @@ Context context_of_device(int device); /* NULL as long as the job has none */
 extern PyMethodDef stamps_functions[];
 
 void stamps_anchor(void);          /* by the resolver, with THREAD_LOCAL captures: takes the devices' own clocks */
-void stamps_read(void);            /* by the resolver: what replays have written */
+bool stamps_read(void);            /* by the resolver: what replays have written; whether any goes on, or was read */
 void stamps_close(void);           /* at the end of the resolver: what has begun is read as far as it is */
 void stamps_in_forked_child(void); /* the memory is the parent's */
 
@@ -335,6 +335,20 @@ extern PyMethodDef hooks_functions[];
 int hooks_init(PyObject *module);
 void hooks_forget_all(void);
 bool hooks_add_pending(PyObject *list);
+bool buckets_are_watched(void); /* those that this thread may send now */
+bool futures_are_watched(void); /* of what Python sends in a backward */
+bool current_pass(int64_t *task); /* the backward in which this thread is, or -1; false with an exception */
+/* Takes the group and the place in time of a bucket that has been measured: it is then RECORD, or PASS. */
+void begin_bucket(Group *, Call *);
+/* Takes a bucket that was sent in this backward, and its references but that to its group. An exception may be set. */
+void bucket_sent(Call *, int64_t task, PyObject *work);
+void enter_hook(void); /* until leave_hook, torch calls us in this thread: what it calls must stay */
+void leave_hook(void);
+bool hook_error_is_for_the_job(void); /* see error_is_for_the_job */
+
+/* ---- kernels.c: a kernel in torch's dispatcher -------------------------------------------------------------------- */
+
+int kernels_init(PyObject *module);
 
 /* ---- modules.c: forward and backward of modules ----------------------------------------------------------------- */
 
@@ -348,6 +362,7 @@ typedef struct {
     const char *text;
 } InternedName;
 
+PyObject *python_span(PyObject *module, PyObject *const *arguments, Py_ssize_t num_arguments);
 bool intern_names(const InternedName *, size_t num_names); /* false with an exception */
 /* Py_tp_dealloc of a class with Py_tp_clear that the garbage collector follows. */
 void object_dealloc(PyObject *);

@@ -97,6 +97,20 @@ class GroupHook:
     def __call__(self, arguments: Any, /) -> None: ...
 
 @final
+class Kernel:
+    """A kernel for all_reduce, which records the buckets of a reducer; ``slow`` gets all other calls."""
+
+    def __init__(
+        self,
+        redispatch: Callable[..., object],
+        backends: object,
+        slow: Callable[..., object],
+        group_of: Callable[[Any], object],
+        work_of: Callable[[Any], object],
+    ) -> None: ...
+    def __call__(self, keys: object, /, *arguments: object, **keywords: object) -> object: ...
+
+@final
 class Label:
     """The names under which the calls of a module are recorded."""
 
@@ -184,6 +198,16 @@ def pending() -> list[tuple[Any, ...]]: ...
 def blocked() -> tuple[Any, ...] | None: ...
 def latest_end() -> int | Mark | None: ...
 def clear_latest_end() -> None: ...
+def end_phase(
+    kind: int,
+    name: int,
+    lane: int,
+    place: tuple[int, int, int, int],
+    start: int | Mark,
+    end: int | Mark,
+    around: tuple[int, int, int, int],
+    /,
+) -> None: ...
 def is_inside() -> bool: ...
 def set_inside(is_inside: bool, /) -> None: ...
 def configure_operators(
@@ -206,7 +230,7 @@ def configure_hooks(
     *,
     failed: Callable[[Exception], None],
     graph_task: Callable[[], int],
-    current_node: Callable[[], object],
+    current_node: Callable[[], object] | None,
     begin_backward: Callable[[int], None],
     all_reduce: int,
     operation: int,

@@ -229,12 +229,22 @@ typedef struct {
     int is_post;
 } GroupHook;
 
-static bool number_from(PyObject *function, int64_t *number) {
-    PyObject *result = PyObject_CallFunctionObjArgs(function, NULL);
-    *number = result == NULL ? -1 : PyLong_AsLongLong(result);
+bool current_pass(int64_t *task) {
+    PyObject *result = PyObject_CallFunctionObjArgs(graph_task, NULL);
+    *task = result == NULL ? -1 : PyLong_AsLongLong(result);
     Py_XDECREF(result);
-    return *number != -1 || PyErr_Occurred() == NULL;
+    return *task != -1 || PyErr_Occurred() == NULL;
 }
+
+bool buckets_are_watched(void) { return recording != 0 && watches_reducer && !waits_in_cpp; }
+
+bool futures_are_watched(void) { return watches_futures; }
+
+void enter_hook(void) { depth++; }
+
+void leave_hook(void) { depth--; }
+
+bool hook_error_is_for_the_job(void) { return error_is_for_the_job(failed); }
 
 /* A reducer sends where a gradient is accumulated, or behind all nodes of a backward. False, too, with an exception. */
 static bool is_of_the_reducer(void) {
@@ -272,6 +282,21 @@ static PyObject *only_tensor(PyObject *arguments) {
     return tensor;
 }
 
+void begin_bucket(Group *group, Call *call) {
+    Py_INCREF(group);
+    call->group = group;
+    call->way = PASS;
+    call->facts.kind = COLLECTIVE;
+    if (is_recording && !group->is_skipped) {
+        call->facts.operation = operation;
+        call->facts.name = name;
+        call->facts.peer = NOT_APPLICABLE;
+        call->facts.queue_peer = NOT_APPLICABLE;
+        call->facts.is_async = true;
+        start_call(call);
+    }
+}
+
 /* Takes what is known of a bucket before it is sent: SLOW for what is none, or is uncommon. */
 static Call before_bucket(const GroupHook *hook, PyObject *arguments) {
     Call call = new_call();
@@ -286,18 +311,7 @@ static Call before_bucket(const GroupHook *hook, PyObject *arguments) {
     if (!is_measured || session != call.session || hook->recording != recording) {
         return call;
     }
-    Py_INCREF(hook->group);
-    call.group = hook->group;
-    call.way = PASS;
-    if (is_recording && !hook->group->is_skipped) {
-        call.facts.operation = operation;
-        call.facts.name = name;
-        call.facts.peer = NOT_APPLICABLE;
-        call.facts.queue_peer = NOT_APPLICABLE;
-        call.facts.kind = COLLECTIVE;
-        call.facts.is_async = true;
-        start_call(&call);
-    }
+    begin_bucket(hook->group, &call);
     return call;
 }
 
@@ -307,7 +321,7 @@ static void pre(const GroupHook *hook, PyObject *arguments, bool *is_slow) {
     if (!watches_reducer || waits_in_cpp) {
         return;
     }
-    if (!number_from(graph_task, &task) || task == -1) {
+    if (!current_pass(&task) || task == -1) {
         *is_slow = !is_inside;
         return;
     }
@@ -323,15 +337,14 @@ static void pre(const GroupHook *hook, PyObject *arguments, bool *is_slow) {
     push_issuing(op_id, task, call);
 }
 
-static void after_bucket(Issuing *sent, PyObject *work) {
-    Call *call = &sent->call;
+void bucket_sent(Call *call, int64_t task, PyObject *work) {
     call->facts.returned_at = call->is_on_device ? host_ns() : 0;
-    if (sent->task != latest_task) {
-        latest_task = sent->task;
+    if (task != latest_task) {
+        latest_task = task;
         forget_latest();
-        PyObject *task = PyLong_FromLongLong(sent->task);
-        PyObject *nothing = task == NULL ? NULL : call_python(begin_backward, task, NULL, NULL);
-        Py_XDECREF(task);
+        PyObject *number = PyLong_FromLongLong(task);
+        PyObject *nothing = number == NULL ? NULL : call_python(begin_backward, number, NULL, NULL);
+        Py_XDECREF(number);
         if (nothing == NULL) {
             give_up_call(&call->facts, call->start);
             return;
@@ -365,7 +378,7 @@ static void post(const GroupHook *hook, PyObject *arguments, bool *is_slow) {
         undo_call(call);
         return;
     }
-    after_bucket(&sent, work);
+    bucket_sent(call, sent.task, work);
     Py_DECREF(work);
     Py_CLEAR(call->group);
 }

@@ -473,12 +473,12 @@ static void *resolve(void *unused) {
             anchored_at = now;
         }
         pass_marks();
-        stamps_read();
+        bool is_replayed = stamps_read();
         if (now - gathered_at >= GATHER_INTERVAL_NS) {
             rows_gather();
             gathered_at = now;
         }
-        pause_for(num_held != 0 ? 1 : 5);
+        pause_for(num_held != 0 || is_replayed ? 1 : 5);
     }
     atomic_store(&is_running, false);
     return NULL;

@@ -24,9 +24,9 @@
 #include <time.h>
 
 enum {
-    NUM_SLOTS = 32,       /* of a stamp: replays that the device may be ahead of the thread; a power of two */
-    STAMPS_PER_PAGE = 8,  /* a page is 4 KiB */
-    PAGES_PER_ARENA = 1024,
+    NUM_SLOTS = 64,       /* of a stamp: replays that the device may be ahead of the thread; a power of two */
+    STAMPS_PER_PAGE = 8,  /* a page is 8 KiB */
+    PAGES_PER_ARENA = 512,
     MOST_ARENAS = 32,
     MOST_GRAPHS = 8192,   /* at a time */
     MOST_BYTES_READ = 64 << 20, /* that wait for the harvester */
@@ -65,12 +65,11 @@ typedef struct {
     int64_t host_ns, bracket_ns;
 } Anchor;
 
-/* What is needed on a device, made once for each context. */
+/* What is needed on a device, made once for each context, and never freed. */
 typedef struct {
     Context context;
     int device;
     const char *failure; /* why there are no stamps; NULL if they can be had */
-    _Atomic bool is_prepared;
     Function replay, stamp;
     Stream stream;
     int priority;
@@ -92,6 +91,7 @@ typedef struct {
     _Atomic int state;
     _Atomic bool is_gone; /* the graph and its executables are; set by any thread of the driver */
     int number, device, session;
+    Stamper *stamper;
     int64_t graph_id;
     Context context;
     uint64_t capture_id;
@@ -116,7 +116,7 @@ typedef struct Reading {
 } Reading;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of pages and readings */
-static Stamper stampers[MOST_DEVICES];
+static _Atomic(Stamper *) stampers[MOST_DEVICES];
 static Stamps *graphs[MOST_GRAPHS];
 static _Atomic int num_graphs = 1; /* number 0 is the probe's */
 static int session_of_stamps;      /* what was begun in an earlier one is not read */
@@ -224,11 +224,17 @@ static int64_t host_time(Stamper *stamper, uint64_t timer, int64_t *error_ns) {
     return last->host_ns + llrint(elapsed + elapsed * drift);
 }
 
+/* What was made on a device in the context that is used now; NULL if nothing was. */
+static Stamper *stamper_of(int device) {
+    Stamper *stamper = atomic_load_explicit(&stampers[device], memory_order_acquire);
+    return stamper != NULL && stamper->context == context_of_device(device) ? stamper : NULL;
+}
+
 void stamps_anchor(void) {
     int64_t now = 0;
     for (int device = 0; device < MOST_DEVICES && !device_has_failed(); device++) {
-        Stamper *stamper = &stampers[device];
-        if (!stamper->is_prepared || stamper->failure != NULL || stamper->context != context_of_device(device)) {
+        Stamper *stamper = stamper_of(device);
+        if (stamper == NULL || stamper->failure != NULL) {
             continue;
         }
         now = now != 0 ? now : host_ns();
@@ -262,6 +268,13 @@ static bool add_arena(Stamper *stamper) {
     pthread_mutex_unlock(&lock);
     stamper->num_arenas++;
     return true;
+}
+
+static bool has_free_page(const Stamper *stamper) {
+    pthread_mutex_lock(&lock);
+    bool has_any = stamper->free_pages != NULL;
+    pthread_mutex_unlock(&lock);
+    return has_any;
 }
 
 static const char *load_kernels(Stamper *stamper) {
@@ -323,9 +336,8 @@ static const char *test_clock(Stamper *stamper) {
     return WRONG_CLOCK;
 }
 
-static const char *prepare(Stamper *stamper, Context context, int device, bool is_alone) {
+static const char *prepare(Stamper *stamper, bool is_alone) {
     int version = 0;
-    *stamper = (Stamper){.context = context, .device = device};
     if (graph_driver_missing() != NULL) {
         return TOO_OLD;
     }
@@ -351,20 +363,21 @@ static PyObject *python_prepare(PyObject *module, PyObject *value) {
     if (context == NULL || device_has_failed()) {
         return PyUnicode_FromString(NO_CONTEXT);
     }
-    Stamper *stamper = &stampers[device];
-    if (!stamper->is_prepared || stamper->context != context || stamper->failure == LOADS_NOTHING) {
-        int mode = RELAXED;
-        const char *failure;
-        stamper->is_prepared = false;
+    Stamper *stamper = stamper_of(device);
+    int mode = RELAXED;
+    if (stamper == NULL || stamper->failure == LOADS_NOTHING) {
+        stamper = calloc(1, sizeof *stamper);
+        if (stamper == NULL) {
+            return PyUnicode_FromString(NO_MEMORY);
+        }
+        *stamper = (Stamper){.context = context, .device = device};
         Py_BEGIN_ALLOW_THREADS
         driver.exchange_capture_mode(&mode);
-        failure = prepare(stamper, context, device, is_alone);
+        stamper->failure = prepare(stamper, is_alone);
         driver.exchange_capture_mode(&mode);
         Py_END_ALLOW_THREADS
-        stamper->failure = failure;
-        stamper->is_prepared = true;
-    } else if (stamper->failure == NULL && stamper->free_pages == NULL && is_alone) {
-        int mode = RELAXED;
+        atomic_store_explicit(&stampers[device], stamper, memory_order_release);
+    } else if (stamper->failure == NULL && is_alone && !has_free_page(stamper)) {
         driver.exchange_capture_mode(&mode);
         add_arena(stamper); /* without it, what finds no room is not stamped */
         driver.exchange_capture_mode(&mode);
@@ -392,9 +405,9 @@ static Page *take_page(Stamper *stamper) {
 
 /* Makes the number of a graph that is gone available again. */
 static void recycle(Stamps *stamps) {
-    Stamper *stamper = &stampers[stamps->device];
+    Stamper *stamper = stamps->stamper;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < stamps->num_pages && stamper->context == stamps->context; i++) {
+    for (int i = 0; i < stamps->num_pages; i++) {
         stamps->pages[i]->next_free = stamper->free_pages;
         stamper->free_pages = stamps->pages[i];
     }
@@ -507,8 +520,8 @@ static PyObject *python_begin(PyObject *module, PyObject *graph_id) {
     if (PyErr_Occurred() != NULL) {
         return NULL;
     }
-    if (device == NOT_APPLICABLE || !stampers[device].is_prepared || stampers[device].failure != NULL ||
-        stampers[device].context != context_of_device(device)) {
+    Stamper *stamper = device == NOT_APPLICABLE ? NULL : stamper_of(device);
+    if (stamper == NULL || stamper->failure != NULL) {
         return PyUnicode_FromString(NO_CONTEXT);
     }
     if (!current_stream(device, &stream)) {
@@ -524,7 +537,8 @@ static PyObject *python_begin(PyObject *module, PyObject *graph_id) {
         return PyUnicode_FromString(NO_MEMORY);
     }
     stamps->device = device;
-    stamps->context = stampers[device].context;
+    stamps->stamper = stamper;
+    stamps->context = stamper->context;
     stamps->session = session_of_stamps;
     stamps->graph_id = id;
     stamps->capture_id = captured.id;
@@ -533,7 +547,7 @@ static PyObject *python_begin(PyObject *module, PyObject *graph_id) {
     stamps->counter_node = NULL;
     stamps->next = 0;
     stamps->num_arrived = 0;
-    stamps->base = atomic_load_explicit(&stampers[device].heads[stamps->number], memory_order_acquire);
+    stamps->base = atomic_load_explicit(&stamper->heads[stamps->number], memory_order_acquire);
     atomic_store(&stamps->is_gone, false);
     /* Before any node, so that what the nodes write to lives as long as they do. */
     if (graph_driver.object_create(&object, stamps, graph_is_gone, 1, 1) != DRIVER_SUCCESS) {
@@ -610,13 +624,13 @@ static const char *add_node(Stamps *stamps, Function function, void **arguments,
         int priority;
         char size[64];
     } value = {0};
-    value.priority = stampers[stamps->device].priority;
+    value.priority = stamps->stamper->priority;
     graph_driver.set_attribute(*node, NODE_PRIORITY, &value); /* without it a stamp may be later */
     return NULL;
 }
 
 static const char *count_replays(Stamps *stamps) {
-    Stamper *stamper = &stampers[stamps->device];
+    Stamper *stamper = stamps->stamper;
     uint64_t counter = stamper->counters + (uint64_t)stamps->number * sizeof(uint64_t);
     uint64_t head = stamper->heads_address + (uint64_t)stamps->number * sizeof(uint64_t);
     return add_node(stamps, stamper->replay, (void *[]){&counter, &head}, NULL, 0, &stamps->counter_node);
@@ -624,7 +638,7 @@ static const char *count_replays(Stamps *stamps) {
 
 /* Adds a stamp that runs when these nodes are over, and gives its position among those of the graph. */
 static const char *add_stamp(Stamps *stamps, const Node *nodes, size_t count, int *position) {
-    Stamper *stamper = &stampers[stamps->device];
+    Stamper *stamper = stamps->stamper;
     int page = stamps->num_stamps / STAMPS_PER_PAGE, on_page = stamps->num_stamps % STAMPS_PER_PAGE;
     const char *reason = stamps->counter_node == NULL ? count_replays(stamps) : NULL;
     if (reason != NULL) {
@@ -975,7 +989,7 @@ static void add_reading(Reading *reading) {
 
 /* Reads the next replay of a graph, of which `begun` have begun; false where it goes on. */
 static bool read_replay(Stamps *stamps, uint64_t begun, bool is_gone) {
-    Stamper *stamper = &stampers[stamps->device];
+    Stamper *stamper = stamps->stamper;
     _Atomic uint64_t *head = &stamper->heads[stamps->number];
     uint64_t replay = stamps->next, number = stamps->base + replay + 1;
     bool goes_on = replay + 1 == begun && !is_gone;
@@ -1013,12 +1027,14 @@ static bool read_replay(Stamps *stamps, uint64_t begun, bool is_gone) {
     return true;
 }
 
-static void read_graph(Stamps *stamps) {
-    Stamper *stamper = &stampers[stamps->device];
-    bool is_gone = atomic_load(&stamps->is_gone);
-    if (stamper->context == stamps->context && atomic_load(&stamps->state) == READ && stamps->num_stamps > 0 &&
+/* Whether a replay goes on, or was read. */
+static bool read_graph(Stamps *stamps) {
+    Stamper *stamper = stamps->stamper;
+    bool is_gone = atomic_load(&stamps->is_gone), is_replayed = false;
+    if (atomic_load(&stamps->state) == READ && stamps->num_stamps > 0 &&
         stamps->session == session_of_stamps) {
         uint64_t begun = atomic_load_explicit(&stamper->heads[stamps->number], memory_order_acquire) - stamps->base;
+        is_replayed = stamps->next < begun;
         while (stamps->next < begun && read_replay(stamps, begun, is_gone)) {
             stamps->next++;
             stamps->num_arrived = 0;
@@ -1027,16 +1043,19 @@ static void read_graph(Stamps *stamps) {
     if (is_gone) {
         recycle(stamps);
     }
+    return is_replayed;
 }
 
-void stamps_read(void) {
+bool stamps_read(void) {
+    bool is_replayed = false;
     int known = atomic_load(&num_graphs);
     for (int number = 1; number < known; number++) {
         int state = atomic_load_explicit(&graphs[number]->state, memory_order_acquire);
         if (state == READ || state == ABANDONED) {
-            read_graph(graphs[number]);
+            is_replayed |= read_graph(graphs[number]);
         }
     }
+    return is_replayed;
 }
 
 static void free_readings(void) {

@@ -16,7 +16,7 @@ import wrapt
 
 from commtrace import capture
 from commtrace._compile_safe import RAISED as RAISED
-from commtrace._compile_safe import do_nothing, wrap_with_callbacks, wrapper_code
+from commtrace._compile_safe import do_nothing, wrap_with_callbacks, wrapper_codes
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import PAGE
@@ -237,11 +237,16 @@ def keep_compiler_out(tracer: Tracer) -> Callable[[], None]:
 
     try:
         hooks.when_imported("torch._dynamo.trace_rules", lambda rules: taken_off.append(_skip_own_files(rules)))
-        hooks.when_imported("torch._dynamo.eval_frame", lambda frames: frames.skip_code(wrapper_code()))
+        hooks.when_imported("torch._dynamo.eval_frame", _skip_wrappers)
         return uninstall
     except BaseException:
         uninstall()
         raise
+
+
+def _skip_wrappers(frames: ModuleType) -> None:
+    for code in wrapper_codes():
+        frames.skip_code(code)
 
 
 def _skip_own_files(rules: ModuleType) -> Callable[[], None]:

@@ -18,7 +18,7 @@ from commtrace.capture.collectives.operations import NcclBackend, Operation
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.device.facts import Handed
 from commtrace.capture.device.placement import UNMEASURED, Calls, Placed
-from commtrace.capture.records import Coordinates, Launch, dtype_name
+from commtrace.capture.records import Launch, coordinates_of, dtype_name, launch_of
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row
@@ -76,6 +76,10 @@ class Facts(NamedTuple):
     start: Mark
 
 
+facts_of: Final[Callable[[tuple[Any, ...]], Facts]] = functools.partial(tuple.__new__, Facts)
+"""Takes facts from the extension, without a frame of Python."""
+
+
 class Native:
     """The extension in the service of one recording, with room for ``capacity`` communications and spans."""
 
@@ -86,7 +90,8 @@ class Native:
         Native._latest = self
         self.core: Any = core
         self._names: list[str] = []
-        self._codes: dict[str, int] = {}
+        self.codes: dict[str, int] = {}
+        """Codes of names, for a look-up without a call; :meth:`code` gives new ones."""
         self._operations: list[Operation] = []
         self._dtypes: dict[int, object] = {schema.NOT_APPLICABLE: None}
         self._states: dict[int, GroupState] = {}
@@ -102,10 +107,10 @@ class Native:
 
     def code(self, name: str) -> int:
         """Return the code of a name; the same name has the same one."""
-        code = self._codes.get(name)
+        code = self.codes.get(name)
         if code is None:
             self._names.append(name)
-            code = self._codes[name] = len(self._names) - 1
+            code = self.codes[name] = len(self._names) - 1
         return code
 
     def code_of_dtype(self, dtype: object) -> int:
@@ -235,10 +240,10 @@ class Native:
         if known is not None:
             return known
         dtype: Any = self._dtypes[facts.dtype]
-        launch = Launch(
+        launch = launch_of((
             self._operations[facts.operation], self._states[facts.group], facts.seq, facts.num_bytes, facts.self_bytes,
-            dtype, facts.peer, facts.is_async, Coordinates(*facts.place), None, facts.start,
-        )  # fmt: skip
+            dtype, facts.peer, facts.is_async, coordinates_of(facts.place), None, facts.start,
+        ))  # fmt: skip
         self._launches[facts.id] = launch
         if len(self._launches) > _MOST_LAUNCHES:
             self._launches.pop(next(iter(self._launches)), None)

@@ -60,6 +60,12 @@ class Coordinates(NamedTuple):
     stage: int = _NO
 
 
+coordinates_of: Final[Callable[[tuple[int, int, int, int]], Coordinates]] = functools.partial(
+    tuple.__new__, Coordinates
+)
+"""Makes a place of all its fields, without a frame of Python."""
+
+
 class GraphContents(Protocol):
     """The part of a :class:`commtrace.capture.graphs.contents.RecordedGraph` that communication needs."""
 

@@ -13,7 +13,16 @@ from commtrace.capture.graphs.contents import OpenCaptures
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.late_numbers import LateNumbers
 from commtrace.capture.model.step_finder import StepFinder
-from commtrace.capture.records import Coordinates, DeviceCall, Launch, Span, count_rows, failed_rows, span_rows
+from commtrace.capture.records import (
+    Coordinates,
+    DeviceCall,
+    Launch,
+    Span,
+    coordinates_of,
+    count_rows,
+    failed_rows,
+    span_rows,
+)
 from commtrace.capture.threads import CallingThread, CompletionCallbacks, NativeCallingThread
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
@@ -157,8 +166,7 @@ class Tracer:
 
     def _tell_computing_streams(self) -> None:
         """Tell the native part which streams compute: those of the step's begin and of the open phases."""
-        if self.native is None or not self._tells_streams:
-            return
+        assert self.native is not None
         marks = [span.start for span in self.open_computing_spans() if span.start is not None]
         step = self.step_start
         has_step = is_on_device(step)
@@ -215,18 +223,23 @@ class Tracer:
             self.set_topology({"step_numbers": "the script's numbers"})
         is_chosen = self.window is None or step in self.window or self.detail.requests(step)
         record = is_chosen and not self._is_abandoned
-        now = self.clock.mark() if record or self.recording else None
+        now = self.clock.mark() if record or self._recording else None
         self._close_step(now)
         self.open_optimizers = 0  # an optimizer that raised never left its phase
         if self._latest_step < 0:
             self.set_topology({"first_step": step})
         self._latest_step = step
-        self._work_end = self.last_mark = None
-        self.coordinates = Coordinates(step)
-        self.pauses += record and not self.recording
-        self.recording = record
-        self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
-        self._tell_computing_streams()
+        self._work_end = self._last_mark = None
+        self._coordinates = coordinates = coordinates_of((step, -1, -1, -1))
+        if self.native is not None:
+            self.native.core.clear_latest_end()
+            self.native.core.set_place(coordinates)
+        if record != self._recording:
+            self.pauses += record
+            self.recording = record
+        self._step = Span(schema.STEP, "step", schema.COMPUTE, coordinates, self.clock, now) if record else None
+        if self._tells_streams:
+            self._tell_computing_streams()
         for listener in tuple(self.step_listeners):
             listener()
         if self._at_steps:
@@ -320,7 +333,7 @@ class Tracer:
 
     def _close_step(self, end: Mark | None) -> None:
         step, self._step = self._step, None
-        if step is not None and end is not None and self.recording:
+        if step is not None and end is not None and self._recording:
             step.end = end
             self.record(step)
             for listener in tuple(self.end_listeners):
@@ -328,53 +341,67 @@ class Tracer:
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span:
         """Begin a phase, to be ended by :meth:`leave` in a ``finally``; arguments of −1 are the surrounding phase's."""
-        outer = self.coordinates
+        # With few calls of Python, here and in leave(): in a job whose data fill the caches each takes 2 to 3 µs.
+        outer = self._coordinates
         lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
         span = Span(kind, name, lane, outer, self.clock, None)
         if microbatch >= 0 or chunk >= 0 or stage >= 0:
-            self.coordinates = Coordinates(
+            self._coordinates = place = coordinates_of((
                 outer[0],
                 microbatch if microbatch >= 0 else outer[1],
                 chunk if chunk >= 0 else outer[2],
                 stage if stage >= 0 else outer[3],
-            )
+            ))  # fmt: skip
+            if self.native is not None:
+                self.native.core.set_place(place)
         span.outer, self.innermost = self.innermost, span
         if kind in _COUNTED_KINDS:
             self.open_optimizers += kind == schema.OPTIMIZER
             self.open_waits += kind in _WAITING_KINDS
-        if self.recording:
+        if self._recording:
             span.start = self.clock.mark()
-            if kind in _WORK_KINDS:
+            if self._tells_streams and kind in _WORK_KINDS:
                 self._tell_computing_streams()
         return span
 
     def record(self, span: Span) -> None:
         """Record a span whose start and end are known."""
-        if self.native is None:
+        native = self.native
+        if native is None:
             self.append((span_rows, span.kind, span))
         else:
-            native = self.native
             native.core.span(span.kind, native.code(span.name), span.lane, span.coordinates, span.start, span.end)
 
     def leave(self, span: Span) -> None:
-        self.innermost = span.outer
+        native, self.innermost = self.native, span.outer
         is_captured = False
         if span.start is not None:
-            self.last_mark = span.end = self.clock.mark()
+            self._last_mark = span.end = self.clock.mark()
             if span.kind in _WORK_KINDS:
                 self._work_end = span.end
-                self._tell_computing_streams()
+                if self._tells_streams:
+                    self._tell_computing_streams()
                 is_captured = bool(self.captures.open) and self._was_captured(span)
         if span.kind in _COUNTED_KINDS:
             self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
             self.open_waits -= span.kind in _WAITING_KINDS and self.open_waits > 0
-        inner, outer = self.coordinates, span.coordinates
+        inner, outer = self._coordinates, span.coordinates
         if outer is not inner:
             # A step that began inside the phase (an iteration called from a phase of the user's) stays.
-            self.coordinates = outer if outer[0] == inner[0] else outer._replace(step=inner.step)
+            self._coordinates = outer if outer[0] == inner[0] else outer._replace(step=inner.step)
             span.coordinates = inner if outer[0] == inner[0] else inner._replace(step=outer.step)
-        if span.start is not None and not is_captured:
-            self.record(span)
+        if native is None:
+            if span.start is not None and not is_captured:
+                self.append((span_rows, span.kind, span))
+        elif span.start is None or is_captured:
+            self.coordinates = self._coordinates
+            if is_captured:
+                native.core.clear_latest_end()
+        else:
+            code = native.codes.get(span.name)
+            if code is None:
+                code = native.code(span.name)
+            native.core.end_phase(span.kind, code, span.lane, span.coordinates, span.start, span.end, self._coordinates)
 
     def _was_captured(self, span: Span) -> bool:
         """Return whether a phase went into a CUDA graph: nothing has run, and its time is that of the capture."""

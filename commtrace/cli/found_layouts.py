@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from commtrace.cli.layouts import fastest, none_fits, number_table, print_not_predicted, size_words
-from commtrace.cli.output import binary_bytes, duration, share
+from commtrace.cli.output import binary_bytes, duration
 from commtrace.planning.layout import Layout, groups
 from commtrace.search.layouts import Found
 from commtrace.search.megatron import megatron_arguments
 from commtrace.search.prediction import Prediction, Predictor
+from commtrace.search.reliability import ORDER_HELD
 from commtrace.trace.json_values import JsonObject, to_json
 
 
 def search_json(predictor: Predictor, found: Found, sequences: int, memory: float, notes: Sequence[str]) -> JsonObject:
     """Return the answer as ``--json`` has it."""
     sentences = (
-        *_of_ties(predictor, found),
-        *_of_assumptions(predictor, found),
+        *_of_ties(found),
+        *_of_reliability(found),
+        *_of_candidates(found),
         *_of_the_run(predictor, found, memory),
     )
     return {
@@ -41,22 +43,20 @@ def search_json(predictor: Predictor, found: Found, sequences: int, memory: floa
 
 
 def print_search(console: Console, predictor: Predictor, found: Found, memory: float, notes: Sequence[str]) -> None:
-    """Print the layout to take with its arguments, the fastest with assumptions with its own, and the others."""
+    """Print the layout to take with its arguments, those that can be ranked, and candidates to measure."""
     console.print(_verdict(predictor, found, memory), style="bold", markup=False)
-    for sentence in _of_ties(predictor, found):
+    for sentence in (*_of_ties(found), *_of_reliability(found)):
         console.print(sentence, markup=False)
     if found.chosen is not None:
         _print_arguments(console, found.chosen)
-        console.print("")
-    for sentence in _of_assumptions(predictor, found):
-        console.print(sentence, markup=False)
-    if found.assuming is not None and _is_faster_with_assumptions(predictor, found):
-        _print_arguments(console, found.assuming)
-        for sentence in _to_measure(found.assuming):
-            console.print(sentence, markup=False, soft_wrap=True)
     if found.best:
         console.print("")
         console.print(_table(found))
+    console.print("")
+    for sentence in _of_candidates(found):
+        console.print(sentence, markup=False, soft_wrap=True)
+    if found.candidates:
+        console.print(_table_of(found.candidates))  # without a ±, which would not hold what they assume
         console.print("")
     for sentence in (*_of_the_run(predictor, found, memory), *notes):
         console.print(sentence, markup=False)
@@ -72,20 +72,21 @@ def _verdict(predictor: Predictor, found: Found, memory: float) -> str:
     fitting = f"the {found.fitting:,} of {tried}"
     if not found.fitting:
         return none_fits(tried, memory)
-    if not found.best:
+    if not found.best and not found.candidates:
         return f"None of {fitting} that fit into {memory:.4g} GiB can be predicted."
     if found.chosen is None:
-        return fastest(fitting, memory, _result(found.assuming or found.best[0]), how="with assumptions")
-    error = f" (± {share(predictor.uncertainty)})"
+        return f"None of {fitting} that fit into {memory:.4g} GiB can be ranked: measure some of the candidates below."
+    error = f" (± {duration(round(found.chosen.uncertainty_ns))})"
+    ranked = f"the {found.ranked:,} of {tried}"
     if found.keeps_recorded:
         return (
-            f"Keep the recorded layout: as measured, none of {fitting} that fit into {memory:.4g} GiB is faster by "
-            f"more than the error. It is {_result(found.chosen, error)}"
+            f"Keep the recorded layout: of {ranked} that fit into {memory:.4g} GiB and can be ranked, none is faster "
+            f"by more than the error. It is {_result(found.chosen, error)}"
         )
     if found.recorded is not None and found.gain is not None:
         change = f"{abs(found.gain):.1%} {'less' if found.gain > 0 else 'more'}"
         error += f", {change} than in the recorded layout ({duration(found.recorded.time.step_ns)})"
-    return fastest(fitting, memory, _result(found.chosen, error), how="as measured")
+    return fastest(ranked, memory, _result(found.chosen, error), how=" and can be ranked")
 
 
 def _result(prediction: Prediction, more: str = "") -> str:
@@ -107,66 +108,58 @@ def _words(layout: Layout) -> str:
     return " · ".join(words)
 
 
-def _of_ties(predictor: Predictor, found: Found) -> Iterator[str]:
+def _of_ties(found: Found) -> Iterator[str]:
     """Yield why the layout of the verdict may not be the first of the table."""
-    ties = found.assuming_ties if found.chosen is None else found.ties
-    if len(ties) > 1:
-        yield _tie(predictor, ties)
-
-
-def _tie(predictor: Predictor, ties: Sequence[Prediction]) -> str:
-    return (
-        f"{len(ties):,} layouts are a tie: within ± {share(predictor.uncertainty)} of the fastest of them, "
-        f"{duration(ties[0].time.step_ns)}. This is the simplest."
-    )
-
-
-def _is_faster_with_assumptions(predictor: Predictor, found: Found) -> bool:
-    if found.assuming is None:
-        return False
-    limit_ns = found.assuming.time.step_ns * (1 + predictor.uncertainty)
-    return found.chosen is None or limit_ns < found.chosen.time.step_ns
-
-
-def _of_assumptions(predictor: Predictor, found: Found) -> Iterator[str]:
-    if found.assuming is None:
-        return
-    assumed = ", ".join(found.assuming.assumed)
-    if found.chosen is None:
-        yield f"No layout that fits was measured as it is. This one assumes {assumed}; the run did not measure that."
-    elif _is_faster_with_assumptions(predictor, found):
-        tie = f" {_tie(predictor, found.assuming_ties)}" if len(found.assuming_ties) > 1 else ""
-        slower = found.chosen.time.step_ns / found.assuming.time.step_ns - 1
+    if len(found.ties) > 1:
         yield (
-            f"With assumptions: {_result(found.assuming)}{tie} It assumes {assumed}; the run did not measure that. If "
-            f"its step takes {share(slower)} longer, it is no faster than the one above."
+            f"{len(found.ties):,} layouts are a tie: no other is faster by more than its ±. This is the simplest of "
+            "them."
         )
-    else:
-        yield "With assumptions, none is faster by more than the error."
 
 
-def _to_measure(prediction: Prediction) -> Iterator[str]:
-    """Yield how what a prediction assumes can be measured."""
-    yield "To measure it, record some steps with these arguments, and search again from that run."
-    roles = prediction.assumptions.borrowed_roles
-    if roles:
-        members = dict.fromkeys(next(groups(prediction.layout, role)) for role in roles)
-        options = " ".join(f"--group {','.join(map(str, ranks))}" for ranks in members)
+def _of_reliability(found: Found) -> Iterator[str]:
+    """Yield how often the order of such layouts was as predicted in real runs."""
+    kinds = {kind: None for each in found.best for kind in found.changes[each.layout]}
+    held = "; ".join(_held(kind) for kind in ORDER_HELD if kind in kinds)
+    if held:
+        yield f"Pairs of layouts that real runs had in the predicted order, by what changes: {held}."
+
+
+def _held(kind: str) -> str:
+    right, pairs = ORDER_HELD[kind]
+    return f"{kind} {right} of {pairs}" if pairs else f"{kind} never measured"
+
+
+def _of_candidates(found: Found) -> Iterator[str]:
+    if not found.candidates:
+        return
+    kinds = {kind: None for each in found.candidates for kind in found.changes[each.layout]}
+    held = "; ".join(_held(kind) for kind in ORDER_HELD if kind in kinds and not ORDER_HELD[kind].is_enough)
+    yield (
+        f"Candidates to measure: what they change was not in the predicted order often enough ({held}), so that these "
+        "times say little on which is faster. Record some steps of one, and search again from that run."
+    )
+    roles = dict.fromkeys(role for each in found.candidates for role in each.assumptions.borrowed_roles)
+    for role in roles:
+        layout = next(each.layout for each in found.candidates if role in each.assumptions.borrowed_roles)
+        members = ",".join(map(str, next(iter(groups(layout, role)))))
         yield (
-            f"To measure only the bandwidth of {' and '.join(roles)}:\n"
-            f"torchrun … -m commtrace bench collectives {options} -o baseline.json\n"
-            "and add --baseline baseline.json to this search."
+            f"The bandwidth of {role} alone: torchrun … -m commtrace bench collectives --group {members} -o "
+            "baseline.json, and --baseline baseline.json with this search."
         )
 
 
 def _of_the_run(predictor: Predictor, found: Found, memory: float) -> Iterator[str]:
     costs = predictor.costs
-    predicted_ns = costs.step_ns - predictor.reproduced.rest_ns
-    rest = f" The rest, {duration(predictor.rest_ns)}, is added to every prediction."
     yield (
-        f"The recorded step took {duration(costs.step_ns)}; its parts make {duration(predicted_ns)} "
-        f"({predictor.error:+.1%}).{rest if predictor.rest_ns else ''}"
+        f"The recorded step took {duration(costs.step_ns)}; rebuilt from its parts it takes "
+        f"{duration(costs.modelled_ns)} ({predictor.error:+.1%})."
     )
+    if predictor.rest_ns > 0:
+        yield (
+            f"Of it, {duration(predictor.rest_ns)} are neither forwards and backwards nor gradients nor the optimizer: "
+            "every layout is taken to have them."
+        )
     if predictor.links.bounds:
         yield (
             f"Bandwidths that are lower bounds: {', '.join(predictor.links.bounds)}. Most of their bytes in the run "
@@ -178,19 +171,26 @@ def _of_the_run(predictor: Predictor, found: Found, memory: float) -> Iterator[s
 
 
 def _table(found: Found) -> Table:
-    """Return the fastest layouts, the chosen and the recorded one, with their marks."""
+    """Return the fastest layouts that can be ranked, the chosen and the recorded one, with their marks."""
     shown = {one.layout: one for one in (*found.best, found.chosen, found.recorded) if one is not None}
     rows = sorted(shown.values(), key=lambda one: one.time.step_ns)
+    return _table_of(rows, lambda layout: ", ".join(_marks(found, layout)))
+
+
+def _table_of(rows: Sequence[Prediction], marks: Callable[[Layout], str] | None = None) -> Table:
     names = ["tp", "pp", "dp", *(name for name in ("cp", "ep") if any(getattr(one.layout, name) > 1 for one in rows))]
-    table = number_table("step", "memory", *names, "chunks", "layers", "batch", "m", "recompute")
+    uncertainty = ["±"] if marks else []
+    table = number_table("step", *uncertainty, "memory", *names, "chunks", "layers", "batch", "m", "recompute")
     table.add_column("assumed", justify="left")
-    table.add_column("", justify="left", no_wrap=True)
+    if marks:
+        table.add_column("", justify="left", no_wrap=True)
     for one in rows:
         layout = one.layout
         ends = (layout.first_stage_layers, layout.last_stage_layers)
         sizes = (*(getattr(layout, name) for name in names), layout.chunks)
         table.add_row(
             duration(one.time.step_ns),
+            *([duration(round(one.uncertainty_ns))] if marks else []),
             binary_bytes(one.peak_bytes),
             *map(str, sizes),
             f"{ends[0]}…{ends[1]}" if any(ends) else "even",
@@ -198,7 +198,7 @@ def _table(found: Found) -> Table:
             str(layout.microbatches),
             layout.recompute,
             ", ".join(one.assumed),
-            ", ".join(_marks(found, layout)),
+            *([marks(layout)] if marks else []),
         )
     return table
 

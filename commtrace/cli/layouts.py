@@ -13,7 +13,7 @@ _REASONS_SHOWN: Final = 3
 
 def fastest(fitting: str, memory_gib: float, found: str, how: str = "") -> str:
     """Return the first sentence. ``fitting`` are those that fit, ``found`` says what the fastest of them is like."""
-    return f"Fastest of {fitting} that fit into {memory_gib:.4g} GiB{how and f', {how}'}: {found}"
+    return f"Fastest of {fitting} that fit into {memory_gib:.4g} GiB{how}: {found}"
 
 
 def none_fits(tried: str, memory_gib: float) -> str:

@@ -1,29 +1,29 @@
 """The costs of a recorded run by part of the model: what one layer, the embedding and the output layer take.
 
-They follow from the forwards and backwards of each stage, without what these waited for. A stage without the embedding
-and the output layer shows what a layer takes; the other two are what is left of the first and the last stage.
+They follow from the forwards and backwards of each stage, as the model of the run's steps has them. A stage without the
+embedding and the output layer shows what a layer takes; the other two are what is left of the first and the last stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import communication_table
-from commtrace.analysis.replay.program import stage_of
+from commtrace.analysis.prediction.parts import LaneParts, Parts
+from commtrace.analysis.prediction.predict import StepModel
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+from commtrace.schedule import FORWARD
 from commtrace.search.links import Links, measured_links
-from commtrace.search.pipeline_time import ChunkTimes
+from commtrace.search.pipeline_time import PAIRS, ChunkTimes, Gaps, pipeline_ns
 from commtrace.trace import schema
-from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.run import Run
 
 _PARALLEL_NAMES: Final = {"tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "vpp": "chunks"}
 
@@ -44,18 +44,44 @@ class PartTimes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Messages:
+    """How messages pass between stages, ns."""
+
+    transfer_ns: float = 0.0
+    send_delay_ns: float = 0.0  # from the end of an action until its message is sent
+    received_early: bool = False  # while their receiver works
+
+
+@dataclass(frozen=True, slots=True)
 class RunCosts:
-    """What a run measured, per microbatch and rank. Times without communication, and without recomputation."""
+    """What a run measured, per microbatch and rank, on the slowest of its pipelines: the others wait for it.
+
+    Times of parts are without recomputation.
+    """
 
     model: Model
     layout: Layout  # of the run
     gpus_per_node: int
-    parts: PartTimes
+    parts: PartTimes  # work, without communication
     links: Links
     optimizer_ns: int  # of the slowest rank, in a step
     step_ns: int
-    step_scatter: float  # standard deviation of the steps over their mean
-    notes: tuple[str, ...]  # what was taken for granted, in sentences
+    modelled_ns: int  # the step that the model of the run makes of these parts
+    deviation_ns: float  # standard deviation of the steps
+    num_steps: int
+    notes: tuple[str, ...] = ()  # what was taken for granted, in sentences
+    with_communication: PartTimes | None = None  # the same parts with what they waited for, other than messages
+    stages: tuple[tuple[ChunkTimes, ...], ...] = ()  # whole chunks of each stage as they are; empty: from the parts
+    gaps: tuple[Gaps, ...] = ()  # of each stage; empty: none
+    messages: Messages | None = None  # None: from the bandwidth of the links
+    tail_ns: int | None = None  # behind the last backward; None: gradients, optimizer and what is missing of the step
+    stretch: float = 1.0  # a pipeline whose microbatches differ, by one of which each takes the mean time
+    steps: StepModel | None = None  # which answers for the layout of the run itself
+
+    @property
+    def step_scatter(self) -> float:
+        """Return the standard deviation of the steps over their mean."""
+        return self.deviation_ns / self.step_ns
 
 
 class _Part(NamedTuple):
@@ -65,37 +91,135 @@ class _Part(NamedTuple):
     times: ChunkTimes
 
 
-def measure_costs(analysis: Analysis, model: Model, layout: Layout) -> RunCosts:
+def measure_costs(steps: StepModel, model: Model, layout: Layout) -> RunCosts:
     """Return the costs of a run of ``model`` in ``layout``.
 
     Raises:
         ConfigurationError: the run has another layout, or nothing from which the costs follow.
     """
-    run = analysis.run
+    run = steps.recorded.run
     layout.check(model)
     if layout.zero_stage is not None:
         raise ConfigurationError("only jobs of Megatron-LM are searched: DeepSpeed's communication is not known here")
     if model.experts and model.moe_every > 1:
         raise ConfigurationError("layers with and without experts differ: their costs do not follow from whole stages")
     _check_layout(run, layout)
-    steps_ns = _step_durations(run)
-    if not steps_ns:
-        raise ConfigurationError("the run has no whole step: record more than the warm-up, or choose --steps")
+    parts = steps.parts
+    for name, recorded, given in (
+        ("pp", parts.stages, layout.pp),
+        ("chunks", parts.chunks, layout.chunks),
+        ("microbatches", parts.microbatches, layout.microbatches),
+    ):
+        if recorded != given:
+            raise ConfigurationError(_of_another_run(name, recorded, given))
+    pipelines = [_Pipeline.of(parts, pipeline) for pipeline in parts.pipelines]
+    messages = _messages(parts)
+    phases = [each.phase_ns(layout.microbatches, messages) for each in pipelines]
+    slowest = pipelines[int(np.argmax(phases))]
+    phase_ns, modelled_ns = float(steps.rebuilt.phase_ns.mean()), float(steps.rebuilt.step_ns.mean())
+    measured = steps.recorded.measured_ns()
     notes: list[str] = []
-    parts = _solve(_parts(run, model, layout), model, notes)
-    near = analysis.context
-    table = communication_table(near.run, near.matches, analysis.partition, near.roles, near.steps)
+    work = _solve(_parts(slowest.work, model, layout), model, notes)
+    whole = _solve(_parts(slowest.chunks, model, layout), model, [])
+    near = steps.analysis.context
+    table = communication_table(near.run, near.matches, steps.analysis.partition, near.roles, near.steps)
     return RunCosts(
         model=model,
         layout=layout,
         gpus_per_node=_gpus_per_node(run),
-        parts=_without_recomputation(parts, model, layout),
+        parts=_without_recomputation(work, model, layout),
         links=measured_links(table),
-        optimizer_ns=max(_work_per_step(trace, schema.OPTIMIZER) for trace in run.ranks.values()),
-        step_ns=round(fmean(steps_ns)),
-        step_scatter=pstdev(steps_ns) / fmean(steps_ns),
+        optimizer_ns=_optimizer_ns(steps),
+        step_ns=round(float(measured.mean())),
+        modelled_ns=round(modelled_ns),
+        deviation_ns=float(np.std(measured, ddof=1)) if len(measured) > 1 else 0.0,
+        num_steps=len(measured),
         notes=tuple(notes),
+        with_communication=_without_recomputation(whole, model, layout),
+        stages=slowest.chunks,
+        gaps=slowest.gaps,
+        messages=messages if layout.pp > 1 else None,
+        tail_ns=round(modelled_ns - phase_ns),
+        stretch=phase_ns / max(phases),
+        steps=steps,
     )
+
+
+class _Pipeline(NamedTuple):
+    """The stages of one pipeline: means over steps and microbatches."""
+
+    chunks: tuple[tuple[ChunkTimes, ...], ...]
+    work: tuple[tuple[ChunkTimes, ...], ...]  # the same without communication
+    gaps: tuple[Gaps, ...]
+
+    @classmethod
+    def of(cls, parts: Parts, pipeline: Sequence[int]) -> _Pipeline:
+        stages = [parts.lanes[rank] for rank in pipeline]
+        return cls(
+            tuple(_chunk_times(lanes, parts.chunks, is_work=False) for lanes in stages),
+            tuple(_chunk_times(lanes, parts.chunks, is_work=True) for lanes in stages),
+            tuple(_gaps(lanes) for lanes in stages),
+        )
+
+    def phase_ns(self, microbatches: int, messages: Messages) -> int:
+        return schedule_ns(self.chunks, microbatches, messages, self.gaps)
+
+
+def schedule_ns(
+    stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messages: Messages, gaps: Sequence[Gaps] = ()
+) -> int:
+    """Return the time of a pipeline all of whose messages take the same time."""
+    return pipeline_ns(
+        stages,
+        microbatches,
+        [round(messages.transfer_ns)] * len(stages),
+        gaps,
+        [round(messages.send_delay_ns)] * len(stages),
+        receives_early=messages.received_early,
+    )
+
+
+def _chunk_times(lanes: Sequence[LaneParts], chunks: int, *, is_work: bool) -> tuple[ChunkTimes, ...]:
+    """Return what each chunk of a stage takes, given its steps; a backward is all parts of it."""
+    times = []
+    for chunk in range(chunks):
+        sums = [0, 0]
+        for lane in lanes:
+            busy = lane.busy_ns - lane.waited_ns if is_work else lane.busy_ns
+            for action, ns in zip(lane.actions, busy.tolist(), strict=True):
+                if action.chunk == chunk:
+                    sums[action.letter != FORWARD] += ns
+        microbatches = sum(len(lane.microbatches) for lane in lanes)
+        times.append(ChunkTimes(*(round(total / microbatches) for total in sums)))
+    return tuple(times)
+
+
+def _gaps(lanes: Sequence[LaneParts]) -> Gaps:
+    means = [lane.mean_gaps(PAIRS) for lane in lanes]
+    return Gaps(
+        fmean(float(lane.gap_ns[0]) for lane in lanes),
+        {pair: max(fmean(of_step[pair] for of_step in means), 0.0) for pair in PAIRS},
+    )
+
+
+def _messages(parts: Parts) -> Messages:
+    return Messages(parts.mean_transfer_ns, float(parts.send_delay_ns.mean()), parts.receives_early)
+
+
+def _optimizer_ns(steps: StepModel) -> int:
+    """Return the optimizer's work in a step on the slowest rank, without what it waited for."""
+    longest = 0.0
+    for index, rank in enumerate(steps.recorded.ranks.tolist()):
+        spans = steps.recorded.run.ranks[rank].spans
+        worked = []
+        for at, number in enumerate(steps.recorded.steps.tolist()):
+            rows = np.flatnonzero((spans.kind == schema.OPTIMIZER) & (spans.step == number))
+            begins_step = int(steps.recorded.lanes.step_start[index, at])
+            begin, end = spans.start[rows] - begins_step, spans.end[rows] - begins_step
+            lane = steps.parts.lanes[index][at].lane
+            worked.append(float((end - begin - lane.waited_ns(begin, end)).sum()))
+        longest = max(longest, fmean(worked))
+    return round(longest)
 
 
 def attention_share(model: Model) -> float:
@@ -121,9 +245,7 @@ def _check_layout(run: Run, layout: Layout) -> None:
     for name, field in _PARALLEL_NAMES.items():
         recorded, given = parallel.get(name), getattr(layout, field)
         if recorded not in (None, 0, given):
-            raise ConfigurationError(
-                f"the run has {name} {recorded}, the job that was given with it {given}: give the job of this run"
-            )
+            raise ConfigurationError(_of_another_run(name, recorded, given))
     world_size = max(trace.metadata.world_size for trace in run.ranks.values())
     if world_size != layout.world_size:
         raise ConfigurationError(
@@ -131,84 +253,17 @@ def _check_layout(run: Run, layout: Layout) -> None:
         )
 
 
-def _step_durations(run: Run) -> list[float]:
-    """Return the durations of the steps, each of its slowest rank."""
-    longest: dict[int, int] = {}
-    for trace in run.ranks.values():
-        spans = trace.spans
-        rows = np.flatnonzero(spans.kind == schema.STEP)
-        for step, ns in zip(spans.step[rows].tolist(), (spans.end[rows] - spans.start[rows]).tolist(), strict=True):
-            longest[step] = max(longest.get(step, 0), ns)
-    return [float(ns) for ns in longest.values()]
+def _of_another_run(name: str, recorded: int, given: int) -> str:
+    return f"the run has {name} {recorded}, the job that was given with it {given}: give the job of this run"
 
 
-def _parts(run: Run, model: Model, layout: Layout) -> list[_Part]:
-    """Return the chunks of all stages in the order of the layers, means over their ranks and microbatches."""
-    sums: dict[tuple[int, int, int], list[float]] = {}
-    for trace in run.ranks.values():
-        stage = stage_of(trace)
-        for kind in (schema.FORWARD, schema.BACKWARD):
-            rows = np.flatnonzero(trace.spans.kind == kind)
-            worked = _worked_ns(trace, rows)
-            chunks = np.maximum(trace.spans.chunk[rows], 0)
-            for chunk in range(layout.chunks):
-                own = worked[chunks == chunk]
-                # a forward may be several rows (zero bubble has two for a backward): sums are of all microbatches
-                microbatches = len(np.unique(_numbers(trace, rows)[chunks == chunk]))
-                if not microbatches:
-                    name = schema.KINDS[kind]
-                    raise ConfigurationError(
-                        f"rank {trace.rank} (stage {stage}) recorded no {name} of chunk {chunk}: costs of a layer do "
-                        "not follow from this run"
-                    )
-                sums.setdefault((chunk, stage, kind), []).append(float(own.sum()) / microbatches)
-    found = []
-    for chunk in range(layout.chunks):
-        for stage in range(layout.pp):
-            if (chunk, stage, schema.FORWARD) not in sums:
-                raise ConfigurationError(f"no rank of stage {stage} was recorded: its costs are not known")
-            forward, backward = (fmean(sums[chunk, stage, kind]) for kind in (schema.FORWARD, schema.BACKWARD))
-            layers = len(layout.stage_layers(model, stage)[chunk])
-            found.append(_Part(layers, ChunkTimes(round(forward), round(backward))))
-    return found
-
-
-def _numbers(trace: RankTrace, rows: Int64) -> Int64:
-    """Return a number for each microbatch of each step."""
-    return trace.spans.step[rows].astype(np.int64) * (1 << 32) + trace.spans.microbatch[rows]
-
-
-def _worked_ns(trace: RankTrace, rows: Int64) -> Int64:
-    """Return the lengths of spans without the stalls inside them."""
-    spans = trace.spans
-    stalls = np.flatnonzero(spans.kind == schema.STALL)
-    begins, ends = _united(spans.start[stalls], spans.end[stalls])
-    total = np.concatenate([[0], np.cumsum(ends - begins)])
-
-    def stalled_before(times: Int64) -> Int64:
-        begun = np.searchsorted(begins, times)
-        if not len(ends):
-            return np.zeros(len(times), np.int64)
-        return np.asarray(total[begun] - np.where(begun > 0, np.maximum(ends[begun - 1] - times, 0), 0))
-
-    start, end = spans.start[rows], spans.end[rows]
-    return np.asarray(end - start - (stalled_before(end) - stalled_before(start)))
-
-
-def _united(start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Return intervals, ascending by start, without their overlaps."""
-    if not len(start):
-        return start, end
-    furthest = np.maximum.accumulate(end)
-    is_new: Bool = np.concatenate([[True], start[1:] > furthest[:-1]])
-    first = np.flatnonzero(is_new)
-    return start[first], np.maximum.reduceat(end, first)
-
-
-def _work_per_step(trace: RankTrace, kind: int) -> int:
-    rows = np.flatnonzero(trace.spans.kind == kind)
-    steps = max(int((trace.spans.kind == schema.STEP).sum()), 1)
-    return round(float(_worked_ns(trace, rows).sum()) / steps)
+def _parts(stages: Sequence[Sequence[ChunkTimes]], model: Model, layout: Layout) -> list[_Part]:
+    """Return the chunks of all stages in the order of the layers."""
+    return [
+        _Part(len(layout.stage_layers(model, stage)[chunk]), stages[stage][chunk])
+        for chunk in range(layout.chunks)
+        for stage in range(layout.pp)
+    ]
 
 
 def _solve(parts: Sequence[_Part], model: Model, notes: list[str]) -> PartTimes:

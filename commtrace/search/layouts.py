@@ -4,33 +4,35 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.search.candidates import candidates
 from commtrace.search.prediction import Prediction, Predictor
-from commtrace.trace.json_values import JsonObject, to_json
+from commtrace.search.reliability import ORDER_HELD, can_be_ranked, kinds_of_change
+from commtrace.trace.json_values import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The fastest layouts that fit.
+    """The layouts that fit: those that can be ranked, and candidates to measure.
 
-    Two layouts are a tie if their steps differ by no more than the predictor's uncertainty. Of ties the simplest is
-    chosen: the recorded layout, else that with the fewest assumptions, then chunks, then sizes above 1, then with as
-    many layers on all stages, then without recomputation.
+    A layout is ranked if in real runs the order of layouts with its kinds of change was as predicted often enough. Of
+    two layouts one beats the other if it is faster by more than its ±; a tie is what no other layout beats. Of ties the
+    simplest is chosen: the recorded layout, else that with the fewest assumptions, then chunks, then sizes above 1,
+    then with as many layers on all stages, then without recomputation.
     """
 
-    best: tuple[Prediction, ...]  # the fastest first
-    measured: Prediction | None  # the fastest of those whose work was measured as it is
-    chosen: Prediction | None  # the simplest of those that are a tie with it, and assume nothing either
+    best: tuple[Prediction, ...]  # of those that can be ranked, the fastest first
+    chosen: Prediction | None  # the simplest of those that are a tie with the fastest of them
     ties: tuple[Prediction, ...]  # all of these, itself included; the fastest first
-    assuming: Prediction | None  # the simplest of those that are a tie with the fastest that assumes something
-    assuming_ties: tuple[Prediction, ...]  # all of these, likewise
+    candidates: tuple[Prediction, ...]  # the others, as far as they may be faster; in the order of their sizes
     recorded: Prediction | None  # the run's own layout, fitting or not; None for other GPUs or another batch
     layouts: int  # that were looked at
     fitting: int  # of these, layouts that fit
+    ranked: int  # of these, layouts that can be ranked
+    changes: Mapping[Layout, tuple[str, ...]]  # the kinds of change of all that are named here
     not_known: tuple[str, ...]  # why others could not be predicted, in sentences
 
     @property
@@ -38,13 +40,8 @@ class Found:
         return self.layouts - self.fitting
 
     @property
-    def margin(self) -> float | None:
-        """How much slower than predicted the fastest may be until the fastest measured one is as fast."""
-        return self.measured.time.step_ns / self.best[0].time.step_ns - 1 if self.measured and self.best else None
-
-    @property
     def keeps_recorded(self) -> bool:
-        """Whether nothing that was measured as it is is faster than the recorded layout by more than the error."""
+        """Whether nothing that can be ranked is faster than the recorded layout by more than the error."""
         return self.chosen is not None and self.recorded is not None and self.chosen.layout == self.recorded.layout
 
     @property
@@ -56,19 +53,22 @@ class Found:
 
     def to_json(self) -> JsonObject:
         return {
-            "best": to_json(self.best),
-            "best_measured": to_json(self.measured),
-            "margin": self.margin,
-            "chosen": to_json(self.chosen),
+            "best": [self._json_of(each) for each in self.best],
+            "chosen": None if self.chosen is None else self._json_of(self.chosen),
             "ties": len(self.ties),
-            "assuming": to_json(self.assuming),
-            "recorded_layout": to_json(self.recorded),
+            "candidates": [self._json_of(each) for each in self.candidates],
+            "recorded_layout": None if self.recorded is None else self._json_of(self.recorded),
             "gain": self.gain,
             "layouts": self.layouts,
             "fitting": self.fitting,
+            "ranked": self.ranked,
             "too_large": self.too_large,
+            "order_held": [{"change": kind, **held._asdict()} for kind, held in ORDER_HELD.items()],
             "not_known": list(self.not_known),
         }
+
+    def _json_of(self, prediction: Prediction) -> JsonObject:
+        return {**prediction.to_json(), "changes": list(self.changes[prediction.layout])}
 
 
 def search_layouts(
@@ -98,60 +98,75 @@ def search_layouts(
         )
     fitting = [layout for layout in tried if predictor.fits(layout, memory_bytes)]
     bounds: list[tuple[int, int, Layout]] = []
+    changes: dict[Layout, tuple[str, ...]] = {}
     not_known: dict[str, None] = {}
     for number, layout in enumerate(fitting):
+        changes[layout] = kinds_of_change(predictor.assumptions(layout), layout, like)
         try:
             bounds.append((predictor.shortest_ns(layout), number, layout))
         except ConfigurationError as error:
             not_known[f"{_sizes(layout)}: {error}"] = None
     if fitting and not bounds:
         raise ConfigurationError(f"no layout of {gpus} GPUs can be predicted: {next(iter(not_known))}")
-    predictions: list[Prediction] = []  # the fastest first
-    fastest: dict[bool, Prediction] = {}  # by whether it was measured
+    ranked, others = _Fastest(predictor, top), _Fastest(predictor, top)
     for bound_ns, _, layout in sorted(bounds):
-        is_measured = not predictor.assumed(layout)
-        limits_ns = [_tie_ns(predictor, fastest[is_measured])] if is_measured in fastest else []
-        if limits_ns and len(predictions) >= top:
-            limits_ns.append(predictions[top - 1].time.step_ns)
-            if bound_ns + predictor.rest_ns > max(limits_ns):
-                continue
+        fastest = ranked if can_be_ranked(changes[layout]) else others
         try:
-            prediction = predictor.predict(layout)
+            fastest.try_layout(layout, bound_ns)
         except ConfigurationError as error:
             not_known[f"{_sizes(layout)}: {error}"] = None
-            continue
-        insort(predictions, prediction, key=_step_ns)
-        if is_measured not in fastest or _step_ns(prediction) < _step_ns(fastest[is_measured]):
-            fastest[is_measured] = prediction
-    measured, assuming = (
-        [one for one in predictions if bool(one.assumed) != is_measured and _is_tie(predictor, one, fastest)]
-        for is_measured in (True, False)
-    )
+    ties = ranked.ties
+    recorded = _recorded(predictor, gpus, global_batch)
+    if recorded is not None:
+        changes[recorded.layout] = kinds_of_change(recorded.assumptions, recorded.layout, like)
     return Found(
-        best=tuple(predictions[:top]),
-        measured=fastest.get(True),
-        chosen=_simplest(measured, like),
-        ties=tuple(measured),
-        assuming=_simplest(assuming, like),
-        assuming_ties=tuple(assuming),
-        recorded=_recorded(predictor, gpus, global_batch),
+        best=tuple(ranked.predictions[:top]),
+        chosen=_simplest(ties, like),
+        ties=tuple(ties),
+        candidates=tuple(sorted(others.predictions[:top], key=_order_of_sizes)),
+        recorded=recorded,
         layouts=len(tried),
         fitting=len(fitting),
+        ranked=sum(can_be_ranked(changes[layout]) for layout in fitting),
+        changes=changes,
         not_known=tuple(not_known),
     )
+
+
+@dataclass(slots=True)
+class _Fastest:
+    """The fastest of the layouts that were tried, and those that are a tie with the fastest."""
+
+    predictor: Predictor
+    top: int
+    predictions: list[Prediction] = field(default_factory=list)  # the fastest first
+
+    def try_layout(self, layout: Layout, bound_ns: int) -> None:
+        """Predict a layout, unless it cannot be below ``bound_ns`` and that is too slow to be of interest."""
+        if len(self.predictions) >= self.top:
+            limit_ns = max(self._tie_ns, _step_ns(self.predictions[self.top - 1]))
+            if bound_ns + max(self.predictor.rest_ns, 0) > limit_ns:
+                return
+        insort(self.predictions, self.predictor.predict(layout), key=_step_ns)
+
+    @property
+    def _tie_ns(self) -> float:
+        """Return the longest step that is a tie: what one of the predicted layouts takes at most."""
+        return min(_step_ns(each) + each.uncertainty_ns for each in self.predictions)
+
+    @property
+    def ties(self) -> list[Prediction]:
+        return [each for each in self.predictions if _step_ns(each) <= self._tie_ns]
 
 
 def _step_ns(prediction: Prediction) -> int:
     return prediction.time.step_ns
 
 
-def _tie_ns(predictor: Predictor, fastest: Prediction) -> float:
-    """Return the longest step that is a tie with the fastest."""
-    return _step_ns(fastest) * (1 + predictor.uncertainty)
-
-
-def _is_tie(predictor: Predictor, one: Prediction, fastest: Mapping[bool, Prediction]) -> bool:
-    return _step_ns(one) <= _tie_ns(predictor, fastest[not one.assumed])
+def _order_of_sizes(prediction: Prediction) -> tuple[int, ...]:
+    layout = prediction.layout
+    names = ("tp", "pp", "dp", "cp", "ep", "chunks", "first_stage_layers", "last_stage_layers", "microbatch")
+    return tuple(getattr(layout, name) for name in names)
 
 
 def _simplest(ties: Sequence[Prediction], recorded: Layout) -> Prediction | None:

@@ -82,6 +82,18 @@ class Links:
         factor = bus_factor(traffic.operation, traffic.group_size)
         return traffic.tensor_bytes * factor / found.gbps
 
+    def borrowing_otherwise(self, place: Place) -> tuple[Links, ...]:
+        """Return links in which this role, which borrows one, has the slowest and the fastest of the same reach.
+
+        Roles with small calls do not count. Empty if there is only one.
+        """
+        reach = [one for where, one in self.bandwidths.items() if where.between_nodes == place.between_nodes]
+        largest = max((one.bytes_each for one in reach), default=0.0)
+        gbps = {one.gbps for one in reach if one.bytes_each >= _LEFT_OUT * largest}
+        if len(gbps) < 2:
+            return ()
+        return tuple(self.with_given({place: each}, self.baseline) for each in (min(gbps), max(gbps)))
+
     def _own(self, place: Place) -> Bandwidth | None:
         places = (Place(role, place.between_nodes) for role in _names(place.role))
         return next((self.bandwidths[one] for one in places if one in self.bandwidths), None)

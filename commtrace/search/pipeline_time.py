@@ -1,14 +1,25 @@
-"""How long a pipeline takes: its schedule is replayed, each forward and backward after what it depends on.
+"""How long a pipeline takes: its schedule becomes a graph, which is replayed with the times of each stage.
 
 The closed formula (m − 1)·max(F + B) + Σ(F + B) is exact only for equal stages and messages that take no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, NamedTuple
 
-from commtrace.schedule import FORWARD, default_schedule, orders
+import numpy as np
+
+from commtrace.analysis.prediction.pipeline_graph import PipelineGraph, pipeline_graph
+from commtrace.schedule import BACKWARD, FORWARD, default_schedule, orders
+from commtrace.trace.spans import Int64
+
+_SHAPES_KEPT: Final = 128
+
+PAIRS: Final = tuple((before, after) for before in (FORWARD, BACKWARD) for after in (FORWARD, BACKWARD))
+"""What may follow what on a stage."""
 
 
 class ChunkTimes(NamedTuple):
@@ -22,53 +33,71 @@ class ChunkTimes(NamedTuple):
         return self.forward_ns + self.backward_ns
 
 
-def pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int, message_ns: Sequence[int] = ()) -> int:
-    """Return the time from the first forward to the last backward of any stage.
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """What a stage does besides its forwards and backwards, ns."""
+
+    head_ns: float = 0.0  # before its first forward
+    between_ns: Mapping[tuple[str, str], float] = field(default_factory=lambda: dict.fromkeys(PAIRS, 0.0))
+
+
+class _Shape(NamedTuple):
+    """What all pipelines with so many stages, chunks and microbatches have in common."""
+
+    graph: PipelineGraph
+    gap: Int64  # of each action: its number among the stage's kinds of gaps, 0 for the head
+    part: Int64  # of each action: its number among the stage's times, 2 · chunk, + 1 for a backward
+    link: Int64  # of each message: the stage before the link that it takes
+
+
+@lru_cache(_SHAPES_KEPT)
+def _shape(stages: int, chunks: int, microbatches: int) -> _Shape:
+    by_stage = orders(default_schedule(chunks), stages, microbatches, chunks)
+    graph = pipeline_graph(by_stage)
+    is_backward = np.array([action.letter == BACKWARD for action in graph.actions])
+    chunk = np.array([action.chunk for action in graph.actions])
+    gap = 1 + 2 * np.append(0, is_backward[:-1]) + is_backward
+    gap[graph.first_action[:-1]] = 0
+    sender = graph.stage[graph.sender]
+    link = np.where(is_backward[graph.receiver], graph.stage[graph.receiver], sender)
+    return _Shape(graph, gap, 2 * chunk + is_backward, link)
+
+
+def pipeline_ns(
+    stages: Sequence[Sequence[ChunkTimes]],
+    microbatches: int,
+    message_ns: Sequence[int] = (),
+    gaps: Sequence[Gaps] = (),
+    send_delay_ns: Sequence[int] = (),
+    *,
+    receives_early: bool = False,
+) -> int:
+    """Return the time from the start of all stages to the last backward of any stage.
 
     Args:
         stages: The chunks of each stage.
         microbatches: Of an iteration. With several chunks a multiple of the number of stages.
         message_ns: Of each stage, what an activation to the next stage takes, and a gradient from it. A message begins
             when both sides are ready, and the receiver works on when it has ended. Empty: no time.
+        gaps: Of each stage. Empty: none.
+        send_delay_ns: Of each stage, from the end of an action until its message is sent. Empty: none.
+        receives_early: Messages are received while their receiver works.
     """
-    pipeline, chunks = len(stages), len(stages[0])
-    parts = pipeline * chunks  # of the model, in the order of its layers: part = chunk · pipeline + stage
-    last_part = parts - 1
-    forward_end = [[-1] * microbatches for _ in range(parts)]
-    backward_end = [[-1] * microbatches for _ in range(parts)]
-    by_stage = orders(default_schedule(chunks), pipeline, microbatches, chunks)
-    free = [0] * pipeline
-    position = [0] * pipeline
-    messages = message_ns or [0] * pipeline
-    waiting = set(range(pipeline))
-    while waiting:
-        has_moved = False
-        for stage in sorted(waiting):
-            order, times = by_stage[stage], stages[stage]
-            while position[stage] < len(order):
-                letter, microbatch, chunk = order[position[stage]]
-                is_forward = letter == FORWARD
-                part = chunk * pipeline + stage
-                if is_forward:
-                    ready = 0 if part == 0 else forward_end[part - 1][microbatch]
-                elif part == last_part:
-                    ready = forward_end[part][microbatch]
-                else:
-                    ready = backward_end[part + 1][microbatch]
-                if ready < 0:
-                    break
-                is_own = part == (0 if is_forward else last_part)
-                sender = stage - 1 if is_forward else stage  # −1: from the last stage to the next chunk of the first
-                start = max(free[stage], ready) + (0 if is_own or pipeline == 1 else messages[sender])
-                if is_forward:
-                    free[stage] = forward_end[part][microbatch] = start + times[chunk].forward_ns
-                else:
-                    free[stage] = backward_end[part][microbatch] = start + times[chunk].backward_ns
-                position[stage] += 1
-                has_moved = True
-        waiting = {stage for stage in waiting if position[stage] < len(by_stage[stage])}
-        assert has_moved or not waiting, "the schedule waits for itself"
-    return max(free)
+    shape = _shape(len(stages), len(stages[0]), microbatches)
+    graph = shape.graph
+    nothing = [0] * len(stages)
+    times = np.array([[ns for chunk in stage for ns in chunk] for stage in stages], np.int64)
+    between = np.array(
+        [[gap.head_ns, *(gap.between_ns[pair] for pair in PAIRS)] for gap in gaps or [Gaps()] * len(stages)]
+    )
+    weights = graph.weights(
+        np.rint(between).astype(np.int64)[graph.stage, shape.gap],
+        times[graph.stage, shape.part],
+        np.array(send_delay_ns or nothing, np.int64)[graph.stage[graph.sender]],
+        np.array(message_ns or nothing, np.int64)[shape.link],
+        receives_early=receives_early,
+    )
+    return graph.phase_ns(weights)
 
 
 def shortest_pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: int) -> int:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from statistics import fmean
 from typing import NamedTuple
 
+from commtrace.analysis.prediction.assumptions import CONFIDENCE, MISSED, SCATTER, Spread
+from commtrace.analysis.prediction.changes import Changes
+from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import GRADIENT_NORM, Traffic, stage_traffic
 from commtrace.planning.layout import Layout, groups
 from commtrace.planning.memory import stage_memory
 from commtrace.planning.parameters import stage_parameters
 from commtrace.search.candidates import fitting_model
-from commtrace.search.costs import PartTimes, RunCosts, recomputed_ns
+from commtrace.search.costs import Messages, PartTimes, RunCosts, recomputed_ns, schedule_ns
 from commtrace.search.links import Links, Place
 from commtrace.search.megatron import megatron_arguments
-from commtrace.search.pipeline_time import ChunkTimes, pipeline_ns, shortest_pipeline_ns
+from commtrace.search.pipeline_time import PAIRS, ChunkTimes, Gaps, shortest_pipeline_ns
 from commtrace.trace.json_values import JsonObject, to_json
 
 _MOST_GROUPS_LOOKED_AT = 64
+
+_NOT_IN_A_LAYER = frozenset({"pp", "dp", "dp-cp", "expert-dp", "ep-dp", "embedding", "mp", "world"})
+"""Roles that send between stages, or once in a step."""
 
 
 class StepTime(NamedTuple):
@@ -27,11 +36,18 @@ class StepTime(NamedTuple):
     pipeline_ns: int  # forwards, backwards and what they send
     gradients_ns: int  # what is sent once in a step and not hidden
     optimizer_ns: int
-    rest_ns: int  # of the recorded step, beyond these parts: data loading, and what the prediction does not explain
+    rest_ns: int  # of the recorded step, beyond these parts, and what its model does not explain of it
 
     @property
     def step_ns(self) -> int:
         return sum(self)
+
+
+class Answer(NamedTuple):
+    """What the model of a run says of the run's own layout."""
+
+    step_ns: int
+    uncertainty: tuple[Spread, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,12 @@ class Prediction:
     time: StepTime
     peak_bytes: int  # of the fullest stage
     assumptions: Assumptions
+    uncertainty: tuple[Spread, ...]  # the parts of ±; what is assumed of the work comes on top
+
+    @property
+    def uncertainty_ns(self) -> float:
+        """Return the ± of the step: the sum of its parts."""
+        return math.fsum(part.ns for part in self.uncertainty)
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -67,6 +89,8 @@ class Prediction:
         return {
             "layout": to_json(self.layout),
             "step_ns": self.time.step_ns,
+            "uncertainty_ns": round(self.uncertainty_ns),
+            "uncertainty": [{"cause": part.cause, "ns": round(part.ns)} for part in self.uncertainty],
             "parts_ns": to_json(self.time),
             "peak_bytes": self.peak_bytes,
             "assumed": list(self.assumed),
@@ -78,8 +102,9 @@ class Prediction:
 class Predictor:
     """Predicts layouts from the costs of a run.
 
-    Work of a microbatch is taken to be proportional to its size and to be divided evenly by tensor and context
-    parallel ranks; communication to have the bandwidth that was measured.
+    The model of the run's steps answers for the layout that the run has, with any number of microbatches. Others are
+    put together anew: work of a microbatch is taken to be proportional to its size and to be divided evenly by tensor
+    and context parallel ranks; communication to have the bandwidth that was measured.
     """
 
     costs: RunCosts
@@ -87,6 +112,7 @@ class Predictor:
     links: Links  # likewise
     _parts: dict[Layout, PartTimes] = field(default_factory=dict)
     _roles: dict[Layout, tuple[str, ...]] = field(default_factory=dict)
+    _answers: dict[int, Answer | None] = field(default_factory=dict)
 
     @classmethod
     def like(cls, costs: RunCosts) -> Predictor:
@@ -95,32 +121,39 @@ class Predictor:
 
     @cached_property
     def reproduced(self) -> StepTime:
-        """The recorded run itself, as it is predicted; the rest is what that leaves of the measured step."""
-        time = Predictor.like(self.costs)._time(self.costs.layout, rest_ns=0)
-        return time._replace(rest_ns=self.costs.step_ns - time.step_ns)
+        """The recorded step in its parts."""
+        return Predictor.like(self.costs)._time(self.costs.layout)
 
     @property
     def error(self) -> float:
-        """The predicted step of the run without the rest, over the measured one, minus 1."""
-        return -self.reproduced.rest_ns / self.costs.step_ns
+        """The step that the model of the run makes of its parts, over the measured one, minus 1."""
+        return self.costs.modelled_ns / self.costs.step_ns - 1
 
-    @property
+    @cached_property
     def rest_ns(self) -> int:
-        """What the parts do not explain of the recorded step; it is taken to be there in every layout."""
-        return max(self.reproduced.rest_ns, 0)
+        """What the recorded step has beyond pipeline, gradients and optimizer; it is taken to be in every layout."""
+        costs, run = self.costs, Predictor.like(self.costs)
+        once_ns = run._gradients_ns(costs.layout) + costs.optimizer_ns
+        if costs.tail_ns is None:
+            return costs.step_ns - costs.modelled_ns
+        return costs.tail_ns + costs.step_ns - costs.modelled_ns - once_ns
 
     @property
     def uncertainty(self) -> float:
-        """The larger of that error and the scatter of the recorded steps; what is assumed comes on top."""
-        return max(abs(self.error), self.costs.step_scatter)
+        """The ± of the recorded step as a share of it; what is assumed of another layout comes on top."""
+        return math.fsum(part.ns for part in self._spreads(self.costs.step_ns)) / self.costs.step_ns
 
     def shortest_ns(self, layout: Layout) -> int:
-        """Return a time below which the layout cannot be.
+        """Return a time below which the predicted step of the layout cannot be.
 
         Raises:
             ConfigurationError: a bandwidth that it needs was not measured.
         """
-        return shortest_pipeline_ns(self._stages(layout), layout.microbatches)
+        if self._answer(layout) is not None:
+            return 0
+        return math.floor(
+            shortest_pipeline_ns(self._stages(layout), layout.microbatches) * min(self.costs.stretch, 1.0)
+        )
 
     def fits(self, layout: Layout, memory_bytes: int) -> bool:
         """Return whether the peak of every stage is within ``memory_bytes``; the likely fullest stages are first."""
@@ -135,12 +168,70 @@ class Predictor:
             ConfigurationError: a bandwidth that it needs was not measured.
         """
         model = fitting_model(self.costs.model, layout.tp)
+        answer, time = self._answer(layout), self._time(layout)
+        assumptions = self.assumptions(layout)
         return Prediction(
             layout=layout,
-            time=self._time(layout, self.rest_ns),
+            time=time,
             peak_bytes=max(stage_memory(model, layout, stage).peak_bytes for stage in range(layout.pp)),
-            assumptions=self.assumptions(layout),
+            assumptions=assumptions,
+            uncertainty=(*self._spreads(time.step_ns), *self._spreads_of(layout, time.step_ns, assumptions))
+            if answer is None
+            else answer.uncertainty,
         )
+
+    def _answer(self, layout: Layout) -> Answer | None:
+        """Return what the model of the run says of its own layout with other microbatches; None if it cannot say."""
+        run, steps = self.costs.layout, self.costs.steps
+        if steps is None or replace(layout, microbatches=run.microbatches) != run or not self._keeps_links():
+            return None
+        if layout.microbatches not in self._answers:
+            try:
+                answer = steps.predict(Changes(microbatches=layout.microbatches)).prediction
+            except ConfigurationError:  # such as a schedule that has no name
+                self._answers[layout.microbatches] = None
+            else:
+                self._answers[layout.microbatches] = Answer(round(answer.predicted_ns), answer.uncertainty)
+        return self._answers[layout.microbatches]
+
+    def _keeps_links(self, but: frozenset[str] = frozenset()) -> bool:
+        """Return whether the nodes are those of the run, and its bandwidths, but those of some roles."""
+        run = self.costs.links.bandwidths
+        changed = {place.role for place, bandwidth in run.items() if self.links.bandwidths.get(place) != bandwidth}
+        return self.gpus_per_node == self.costs.gpus_per_node and changed <= but
+
+    @property
+    def _roles_but_the_pipeline(self) -> frozenset[str]:
+        return frozenset(place.role for place in self.costs.links.bandwidths) - {"pp"}
+
+    def _spreads(self, step_ns: float) -> tuple[Spread, ...]:
+        """Return the parts of ± that every step of so many ns has, as :class:`~...predict.Prediction` has them.
+
+        What the model misses of the run itself, and two standard errors of the measured steps. If the step grows, so do
+        they.
+        """
+        costs = self.costs
+        growth = max(1.0, step_ns / costs.step_ns)
+        spreads = [Spread(MISSED, abs(costs.step_ns - costs.modelled_ns) * growth)]
+        if costs.num_steps > 1:
+            spreads.append(Spread(SCATTER, CONFIDENCE * costs.deviation_ns / math.sqrt(costs.num_steps) * growth))
+        return tuple(spreads)
+
+    def _spreads_of(self, layout: Layout, step_ns: float, assumptions: Assumptions) -> Iterator[Spread]:
+        """Yield what the step moves by if each borrowed bandwidth is the slowest or the fastest of the same reach."""
+        for role in assumptions.borrowed_roles:
+            reach = self._reaches_over_nodes(layout, role)
+            others = [
+                replace(self, links=links, _parts={}) for links in self.links.borrowing_otherwise(Place(role, reach))
+            ]
+            if not others:
+                continue
+            if role in _NOT_IN_A_LAYER and role != "pp":
+                own_ns = self._gradients_ns(layout)
+                yield Spread(f"bandwidth of {role}", max(abs(each._gradients_ns(layout) - own_ns) for each in others))
+            else:
+                moved = max(abs(each._time(layout).step_ns - step_ns) for each in others)
+                yield Spread(f"bandwidth of {role}", moved)
 
     def assumed(self, layout: Layout) -> tuple[str, ...]:
         """Return in words what the run did not measure of a layout."""
@@ -188,17 +279,35 @@ class Predictor:
         rows = self._rows_at_the_ends(layout)
         return all(self.links.in_baseline(row, reaches) for row in rows if row.role == role)
 
-    def _time(self, layout: Layout, rest_ns: int) -> StepTime:
+    def _time(self, layout: Layout) -> StepTime:
+        gradients_ns = self._gradients_ns(layout)
+        costs = self.costs
+        optimizer_ns = round(costs.optimizer_ns * self._optimized(layout) / self._optimized(costs.layout))
+        rest_ns = max(self.rest_ns, -gradients_ns - optimizer_ns)
+        if (answer := self._answer(layout)) is not None:
+            return StepTime(answer.step_ns - gradients_ns - optimizer_ns - rest_ns, gradients_ns, optimizer_ns, rest_ns)
+        return StepTime(self._pipeline_ns(layout), gradients_ns, optimizer_ns, rest_ns)
+
+    def _gradients_ns(self, layout: Layout) -> int:
         model = fitting_model(self.costs.model, layout.tp)
         in_step = [
             [row for row in stage_traffic(model, layout, stage) if row.when == "step"] for stage in range(layout.pp)
         ]
-        return StepTime(
-            pipeline_ns=pipeline_ns(self._stages(layout), layout.microbatches, self._messages_ns(layout)),
-            gradients_ns=round(max(sum(self._traffic_ns(layout, row) for row in rows) for rows in in_step)),
-            optimizer_ns=round(self.costs.optimizer_ns * self._optimized(layout) / self._optimized(self.costs.layout)),
-            rest_ns=rest_ns,
-        )
+        return round(max(sum(self._traffic_ns(layout, row) for row in rows) for rows in in_step))
+
+    def _pipeline_ns(self, layout: Layout) -> int:
+        stages = self._stages(layout)
+        phase_ns = schedule_ns(stages, layout.microbatches, self._messages(layout), self._gaps(layout))
+        return round(phase_ns * self.costs.stretch)
+
+    def _gaps(self, layout: Layout) -> list[Gaps]:
+        """Return the gaps of each stage: those of the run's stages, or what these have in the mean."""
+        gaps = list(self.costs.gaps)
+        if not gaps or layout.pp == len(gaps):
+            return gaps
+        between = {pair: fmean(gap.between_ns[pair] for gap in gaps) for pair in PAIRS}
+        later_ns = fmean(gap.head_ns for gap in gaps[1:] or gaps)
+        return [Gaps(later_ns if stage else gaps[0].head_ns, between) for stage in range(layout.pp)]
 
     def _optimized(self, layout: Layout) -> float:
         """Return the parameters that the optimizer of the fullest rank updates."""
@@ -207,13 +316,18 @@ class Predictor:
         stages = [stage_parameters(model, layout, stage) for stage in range(layout.pp)]
         return max(sum(one.elements / copies[one.is_expert] for one in stage) for stage in stages)
 
-    def _stages(self, layout: Layout) -> list[list[ChunkTimes]]:
+    def _stages(self, layout: Layout) -> Sequence[Sequence[ChunkTimes]]:
+        run, costs = self.costs.layout, self.costs
+        if costs.stages and self._has_the_work_of_the_run(layout):
+            divided = ("pp", "chunks", "first_stage_layers", "last_stage_layers", "recompute")
+            if not any(_differ(name, run, layout) for name in divided):
+                return costs.stages
         parts = self._part_times(layout)
         last = layout.pp * layout.chunks - 1
         stages = []
         for stage in range(layout.pp):
             numbers = [chunk * layout.pp + stage for chunk in range(layout.chunks)]
-            layers = [len(chunk) for chunk in layout.stage_layers(self.costs.model, stage)]
+            layers = [len(chunk) for chunk in layout.stage_layers(costs.model, stage)]
             stages.append(
                 [
                     parts.chunk(count, is_first=number == 0, is_last=number == last)
@@ -221,6 +335,13 @@ class Predictor:
                 ]
             )
         return stages
+
+    def _has_the_work_of_the_run(self, layout: Layout) -> bool:
+        """Return whether a layer works and communicates as it does in the run, over the same network."""
+        names = ("tp", "cp", "ep", "expert_tp", "microbatch", "sequence_parallel")
+        return self._keeps_links(_NOT_IN_A_LAYER) and not any(
+            _differ(name, self.costs.layout, layout) for name in names
+        )
 
     def _part_times(self, layout: Layout) -> PartTimes:
         """Return the parts in a layout, with communication; layouts that divide alike share them."""
@@ -230,11 +351,14 @@ class Predictor:
         return self._parts[key]
 
     def _new_part_times(self, layout: Layout) -> PartTimes:
-        run, measured = self.costs.layout, self.costs.parts
-        scale = layout.microbatch * run.tp * run.cp / (run.microbatch * layout.tp * layout.cp)
+        run, measured, scale = self.costs.layout, self.costs.with_communication, 1.0
+        sent = [(0.0, 0.0)] * 3
+        if measured is None or not self._has_the_work_of_the_run(layout):
+            measured = self.costs.parts
+            scale = layout.microbatch * run.tp * run.cp / (run.microbatch * layout.tp * layout.cp)
+            sent = self._sent_in_parts(layout)
         again_ns = recomputed_ns(measured.layer, self.costs.model, layout.recompute)
         layer = measured.layer._replace(backward_ns=measured.layer.backward_ns + again_ns)
-        sent = self._sent_in_parts(layout)
         parts = []
         for times, (forward_ns, backward_ns) in zip((layer, measured.embedding, measured.output), sent, strict=True):
             parts.append(
@@ -266,12 +390,25 @@ class Predictor:
             (max(last[0] - layer[0], 0.0), max(last[1] - layer[1], 0.0)),
         ]
 
-    def _messages_ns(self, layout: Layout) -> list[int]:
+    def _messages(self, layout: Layout) -> Messages:
+        """Return how messages pass: as in the run if they go as far, as many times as long as they have more bytes."""
         if layout.pp == 1:
-            return []
+            return Messages()
+        costs, of_run = self.costs, self.costs.messages
+        row = self._message(layout)
+        if of_run is None:
+            return Messages(self._traffic_ns(layout, row))
+        reaches = self._reaches_over_nodes
+        if self._keeps_links(self._roles_but_the_pipeline) and reaches(layout, "pp") == reaches(costs.layout, "pp"):
+            larger = row.tensor_bytes / self._message(costs.layout).tensor_bytes
+            return replace(of_run, transfer_ns=of_run.transfer_ns * larger)
+        return replace(of_run, transfer_ns=self._traffic_ns(layout, row))
+
+    def _message(self, layout: Layout) -> Traffic:
+        """Return one message between two stages."""
         model = fitting_model(self.costs.model, layout.tp)
-        row = next(row for row in stage_traffic(model, layout, 1) if row.role == "pp" and row.operation == "recv")
-        return [round(self._traffic_ns(layout, replace(row, count=1)))] * layout.pp
+        rows = stage_traffic(model, layout, 1)
+        return replace(next(row for row in rows if row.role == "pp" and row.operation == "recv"), count=1)
 
     def _traffic_ns(self, layout: Layout, row: Traffic) -> float:
         if row.group_size == 1:

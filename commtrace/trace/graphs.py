@@ -83,6 +83,11 @@ class CapturedGraph:
     )
 
     @property
+    def num_stamps(self) -> int:
+        """Return how many stamps a replay writes."""
+        return len({position for stamped in self.stamps for position in stamped[1:5] if position >= 0})
+
+    @property
     def is_stamped_throughout(self) -> bool:
         """Return whether stamps tell when its communication ran, and when it was waited for."""
         return (

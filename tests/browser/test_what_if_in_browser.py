@@ -67,7 +67,7 @@ def test_what_a_run_cannot_have_is_said(reader: Reader, run: Path) -> None:
         reader.go_to(server.address("run"))
 
         form = page.get_by_role("region", name="What if")
-        form.get_by_label("Schedule").select_option("interleaved")
+        form.get_by_label("Schedule").select_option("interleaved_1f1b")
         form.get_by_label("Microbatches").fill("3")
         page.get_by_role("button", name="Predict").click()
         page.wait_for_selector("#what-if .empty")

@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,9 @@ from commtrace.capture.peer_watch import PeerWatch
 from commtrace.trace.files import file_process
 from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.reader import load_run
+from commtrace.trace.metadata import RankMetadata
 from tests.trace.rows import mark, metadata, write_rank
+from tests.waiting import until
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 pytestmark = pytest.mark.skipif(
@@ -37,13 +37,6 @@ def here(pid: int, **changes: Any) -> dict[str, Any]:
         "session": SESSION, "pid": pid,
     }  # fmt: skip
     return {**fields, **changes}
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def looks(run: Path) -> tuple[tuple[int, ...], ...]:
@@ -79,13 +72,13 @@ def test_ranks_of_this_host_are_noted_as_they_end(tmp_path: Path, processes: lis
     watch = PeerWatch(fail)
     watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
     try:
-        wait_until(lambda: watch.watched == {1})
+        until(lambda: watch.watched == {1})
         first.communicate()
-        wait_until(lambda: looks(tmp_path) == ((1,), ()))
+        until(lambda: looks(tmp_path) == ((1,), ()))
         write_rank(tmp_path, [mark("end", {})], rank=4, **here(second.pid))  # begins to record later
-        wait_until(lambda: watch.watched == {4})
+        until(lambda: watch.watched == {4})
         second.communicate()
-        wait_until(lambda: looks(tmp_path) == ((1,), (), (4,), ()))
+        until(lambda: looks(tmp_path) == ((1,), (), (4,), ()))
     finally:
         watch.stop(ended_cleanly=False)
         for process in processes:
@@ -103,12 +96,20 @@ def test_it_looks_again_where_the_process_that_reads_has_died(
     files = FileProcess()
     os.kill(files.call(os.getpid), signal.SIGKILL)
     watch = PeerWatch(fail, files)
+    looks_at_nothing: list[int] = []
+    look = watch._peer
+
+    def counted(rank: int) -> RankMetadata | None:
+        looks_at_nothing.append(rank)
+        return look(rank)
+
+    monkeypatch.setattr(watch, "_peer", counted)
     watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
     try:
-        time.sleep(0.5)
+        until(lambda: looks_at_nothing.count(1) > 3)
         assert not watch.watched
         monkeypatch.setattr(file_process, "_RESTART_SECONDS", 0.0)
-        wait_until(lambda: watch.watched == {1})
+        until(lambda: watch.watched == {1})
     finally:
         watch.stop(ended_cleanly=True)
         files.close()
@@ -121,10 +122,10 @@ def test_who_ends_in_order_leaves_no_word(tmp_path: Path, processes: list[subpro
         write_rank(tmp_path, [mark("end", {})], rank=rank, **here(pid))
     watch = PeerWatch(fail)
     watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
-    wait_until(lambda: watch.watched == {1})
+    until(lambda: watch.watched == {1})
     for process in processes:
         process.communicate()
-    wait_until(lambda: looks(tmp_path)[:1] == ((1,),))
+    until(lambda: looks(tmp_path)[:1] == ((1,),))
     watch.stop(ended_cleanly=True)
     assert looks(tmp_path) == ()
     watch.stop(ended_cleanly=True)
@@ -152,7 +153,7 @@ def test_nothing_stays_open_after_the_end_nor_in_a_forked_child(
     before = open_descriptors()
     watch = PeerWatch(fail)
     watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
-    wait_until(lambda: watch.watched == {1, 2})
+    until(lambda: watch.watched == {1, 2})
     child = os.fork()
     if child == 0:
         leaks = True

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tests import waiting
+
 PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
 
@@ -150,13 +152,9 @@ def running(directory: Path, targets: Path, rules: Path) -> Iterator[Prometheus]
         server.stop()
 
 
-def until(is_so: Callable[[], T], seconds: float, told: Callable[[], object] = lambda: "") -> T:
-    """Wait for something to become true, and return it; fail with what ``told`` says after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not (found := is_so()):
-        assert time.monotonic() < deadline, f"not so after {seconds:g} s: {told()}"
-        time.sleep(0.3)
-    return found
+def until(is_so: Callable[[], T], seconds: float, told: Callable[[], object] = str) -> T:
+    """Wait as :func:`tests.waiting.until` does, and ask a server three times a second."""
+    return waiting.until(is_so, seconds, told, every=0.3)
 
 
 def free_port() -> int:

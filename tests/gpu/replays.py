@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ NUMEL = 1 << 20
 CONTAINED = {"all_reduce": 4 * NUMEL, "all_gather": 2 * 4 * NUMEL, "reduce_scatter": 4 * NUMEL}
 """Bytes of what its graph contains once each, on two ranks."""
 
+STAMP_TOLERANCE_NS = 5_000
 SLACK_NS = 20_000
 """Between two clocks: a replay lasts from a mark before its first kernel to one behind its last, so never less."""
 
@@ -31,6 +33,45 @@ def figures(folder: Path, rank: int) -> str:
     replays = spans.take(spans.kind == schema.REPLAY)
     took = (replays.end - replays.start) / 1e6
     return f"{len(replays)} replays, {np.median(took):.2f} ms in the median" if len(took) else "no replays"
+
+
+class Compared(NamedTuple):
+    """Stamps of a rank beside the kernels of torch.profiler."""
+
+    figures: str
+    misses: list[str]
+
+
+def stamps_against_kernels(folder: Path, rank: int) -> Compared:
+    """Return how far starts and ends of stamped communication are from those of their kernels."""
+    spans = load_run(folder).ranks[rank].spans
+    stamped = spans.take((spans.timing == schema.GRAPH_STAMP_TIMING) & (spans.kind == schema.COLLECTIVE))
+    replayed = spans.take(spans.kind == schema.REPLAY)
+    expected = len(CONTAINED) * (STEPS - EAGER_STEPS)
+    if len(stamped) != expected:
+        return Compared(f"{len(replayed)} replays", [f"{len(stamped)} calls have stamps, not {expected}"])
+    per_step = len(CONTAINED) + 1
+    kernels = sorted(nccl_kernels(folder / f"trace-{rank}.json"), key=lambda kernel: kernel.start)
+    if len(kernels) != per_step * (STEPS - PROFILED_FROM):
+        return Compared("", [f"there are {len(kernels)} kernels of NCCL, not {per_step} in each step"])
+    of_graph = [kernel for at, kernel in enumerate(kernels) if at % per_step < len(CONTAINED)]
+    profiled = stamped.take(stamped.step >= PROFILED_FROM)
+    order = np.lexsort((profiled.seq, profiled.step))
+    starts = profiled.start[order] - np.array([kernel.start for kernel in of_graph], np.int64)
+    ends = profiled.end[order] - np.array([kernel.end for kernel in of_graph], np.int64)
+    offset = np.median(ends)  # of the two clocks
+    p95 = [float(np.percentile(np.abs(errors - offset), 95)) for errors in (starts, ends)]
+    lowest = [
+        f"95 % of the {name} are within {ns / 1e3:.1f} µs" for name, ns in zip(("starts", "ends"), p95, strict=True)
+    ]
+    late = [f"{line} only" for line, ns in zip(lowest, p95, strict=True) if ns > STAMP_TOLERANCE_NS]
+    return Compared(", ".join(lowest), late)
+
+
+def step_ms(folder: Path, rank: int) -> float:
+    """Return how long a replaying step took that nobody profiled, ms, in the median."""
+    seconds = json.loads((folder / f"steps-{rank}.json").read_text())
+    return float(np.median(seconds[EAGER_STEPS + 1 : PROFILED_FROM])) * 1e3
 
 
 def misses(with_commtrace: Path, without: Path, rank: int) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -542,6 +544,29 @@ def test_compiled_models_are_compiled_as_ever() -> None:
 
     assert graphs_with_commtrace == graphs > 4
     assert [kind for kind, _, _ in work(recording)][:3] == ["forward", "backward", "backward"]
+    assert recording.warnings() == []
+
+
+def test_a_recording_may_start_while_dynamo_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    disabled: list[Any] = []
+    recording, dynamo = Recording(), ModuleType("torch._dynamo")
+    monkeypatch.setitem(sys.modules, "torch._dynamo", dynamo)
+    uninstall = loop.install(recording.tracer)
+    loss = model()(batch()).sum()
+    loss.backward(retain_graph=True)
+
+    def disable(function: Any) -> Any:
+        disabled.append(function)
+        return function
+
+    monkeypatch.setattr(dynamo, "disable", disable, raising=False)
+    loss.backward(retain_graph=True)
+    assert len(disabled) == 2
+    loss.backward()
+    uninstall()
+
+    assert len(disabled) == 2
+    assert [kind for kind, _, _ in work(recording)] == ["backward"] * 3
     assert recording.warnings() == []
 
 

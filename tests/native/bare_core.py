@@ -8,7 +8,6 @@ assert [row["seq"] for row in core.take()] == [0]
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -19,6 +18,7 @@ import torch
 from commtrace import _native
 from commtrace.capture.native import _columns
 from tests.native.simulated_driver import SimulatedDriver
+from tests.waiting import until
 
 SYNCHRONOUS: Final = SimpleNamespace(asyncOp=False, rootRank=0)
 ASYNCHRONOUS: Final = SimpleNamespace(asyncOp=True, rootRank=0)
@@ -90,11 +90,13 @@ class BareCore:
 
     def resolved(self, mark: object, timeout_seconds: float = 20.0) -> int:
         """Return the time of a mark, ns, once the device has passed it."""
-        deadline = time.monotonic() + timeout_seconds
-        while (time_ns := self.core.resolve(mark)) is None:
-            assert time.monotonic() < deadline, "the mark was not resolved"
-            time.sleep(0.002)
-        return int(time_ns)
+
+        def passed() -> tuple[int] | None:
+            time_ns = self.core.resolve(mark)
+            return None if time_ns is None else (time_ns,)
+
+        (time_ns,) = until(passed, timeout_seconds, every=0.002) or (0,)
+        return time_ns
 
     def group(self, process_group: object, num_ranks: int = 4) -> Any:
         return self.core.Group(process_group, 7, tuple(range(num_ranks)), True, False)

@@ -33,6 +33,7 @@ from tests.native.bare_core import (
 )
 from tests.native.forked import in_child
 from tests.native.simulated_driver import SimulatedDriver
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -534,8 +535,7 @@ def test_a_driver_that_is_stuck_is_left_alone_until_it_goes_on(device: BareCore,
     device.resolved(device.core.mark())
     driver.hold("cuEventQuery")
     mark = device.core.mark()
-    while not driver.held_calls():
-        time.sleep(0.001)
+    until(driver.held_calls)
     began = time.monotonic()
     assert device.core.close_device(200) is False
     assert time.monotonic() - began < 5
@@ -557,12 +557,10 @@ def test_a_clock_is_not_off_because_another_thread_closes_the_device(device: Bar
     device.resolved(clock.mark(0))
     driver.hold("cuEventQuery")
     clock.mark(0)
-    while not driver.held_calls():
-        time.sleep(0.001)
+    until(driver.held_calls)
     closing = threading.Thread(target=device.core.close_device, args=(10_000,))
     closing.start()
-    while device.core.device_state()[0]:
-        time.sleep(0.001)
+    until(lambda: not device.core.device_state()[0])
     assert isinstance(clock.mark(0), int)
     assert not clock.is_off
 
@@ -637,8 +635,7 @@ def test_after_a_failure_of_the_driver_its_thread_is_as_quiet_as_without_marks(
     device.resolved(device.core.mark())
     driver.fail("cuEventQuery", 700)
     marks = [device.core.mark() for _ in range(10)]
-    while device.core.device_state()[1] == 0:
-        time.sleep(0.001)
+    until(lambda: device.core.device_state()[1])
     with pytest.raises(RuntimeError, match="failed"):
         device.core.resolve(marks[-1])
     time.sleep(0.05)

@@ -18,6 +18,7 @@ from commtrace.trace.schema import COLLECTIVE
 from tests.capture.simulated_nccl import SimulatedTensor, tensor
 from tests.native.bare_core import ASYNCHRONOUS, NO_PLACE, BareCore, ProcessGroup
 from tests.native.simulated_driver import SimulatedDriver
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -112,10 +113,12 @@ def test_four_threads_on_four_streams_each_lose_nothing(device: Device) -> None:
         times = [device.resolved(mark) for mark, _, _ in marks]
         assert times == sorted(times)
     rows: list[Any] = []
-    deadline = time.monotonic() + 20
-    while len(rows) < 4_000 and time.monotonic() < deadline:
-        rows += device.core.take()
-        time.sleep(0.02)
+
+    def taken() -> int:
+        rows.extend(device.core.take())
+        return len(rows)
+
+    until(lambda: taken() >= 4_000)
     assert (len(rows), device.core.num_dropped()) == (4_000, 0)
 
 
@@ -180,9 +183,7 @@ def marks_on_too_many_streams(device: Device) -> list[Any]:
         device.use(stream)
         device.driver.kernel(stream, 1_000_000 * MILLISECOND)
         marks.append(device.mark())
-    deadline = time.monotonic() + 20
-    while not is_lost(device, marks[-1]) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: is_lost(device, marks[-1]))
     return marks
 
 
@@ -195,10 +196,12 @@ def test_what_has_lost_a_mark_does_not_wait_for_another_one(device: Device) -> N
     device.core.method(lambda *_: work)(device.core.process_group, [tensor(8)], ASYNCHRONOUS)
     device.use(marks[0].stream)
     device.core.wait(lambda *_: None)(work)
-    deadline = time.monotonic() + 20
-    while device.core.num_dropped(COLLECTIVE) == 0 and time.monotonic() < deadline:
-        device.core.take()
 
+    def dropped() -> int:
+        device.core.take()
+        return int(device.core.num_dropped(COLLECTIVE))
+
+    until(dropped)
     assert device.core.num_dropped(COLLECTIVE) == 1
     assert device.core.core.ahead() == []
 
@@ -225,10 +228,12 @@ def test_a_failure_of_the_driver_costs_marks_and_nothing_else(device: Device, fu
         device.core.core.span(0, 0, 1, NO_PLACE, number, device.mark())
         time.sleep(0.002)
     rows: list[Any] = []
-    deadline = time.monotonic() + 10
-    while len(rows) + device.core.num_dropped() < 20 and time.monotonic() < deadline:
-        rows += device.core.take()
-        time.sleep(0.01)
+
+    def taken_or_dropped() -> int:
+        rows.extend(device.core.take())
+        return len(rows) + device.core.num_dropped()
+
+    until(lambda: taken_or_dropped() >= 20)
 
     assert len(rows) + device.core.num_dropped() == 20
     was_called = device.driver.calls(function) - calls_before >= call

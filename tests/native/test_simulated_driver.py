@@ -18,6 +18,7 @@ import pytest
 from tests.native import simulated_driver as simulated
 from tests.native.forked import in_child
 from tests.native.simulated_driver import DriverError, SimulatedDriver
+from tests.waiting import until
 
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
@@ -83,8 +84,7 @@ def test_real_time_is_the_clock_of_the_host(driver: SimulatedDriver) -> None:
 
     assert before <= start <= driver.host_ns()
     assert driver.query(event) == (driver.host_ns() >= end)
-    while not driver.query(event):
-        time.sleep(0.001)
+    until(lambda: driver.query(event))
     assert time.monotonic_ns() >= end
 
 
@@ -324,8 +324,7 @@ def test_a_driver_that_is_stuck_in_a_query_answers_other_calls(driver: Simulated
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(driver.query(event)))
     thread.start()
-    while driver.held_calls() == 0:
-        time.sleep(0.001)
+    until(driver.held_calls)
 
     driver.record(event, 0)
     assert answers == []
@@ -366,8 +365,7 @@ def test_a_real_synchronisation_waits_and_keeps_nobody_up(driver: SimulatedDrive
     _, end = driver.kernel(stream, 200 * MILLISECOND)
     thread = threading.Thread(target=as_job(driver, lambda: driver.call("cuStreamSynchronize", stream)))
     thread.start()
-    while driver.calls("cuStreamSynchronize") == 0:
-        time.sleep(0.001)
+    until(lambda: driver.calls("cuStreamSynchronize"), every=0.001)
 
     driver.record(event, stream)
     assert time.monotonic_ns() < end, "this machine stood still for 0.2 s"
@@ -674,8 +672,7 @@ def test_a_forked_child_is_refused_and_its_parent_knows(driver: SimulatedDriver)
     ]
     for thread in threads:
         thread.start()
-    while driver.held_calls() < 2:
-        time.sleep(0.001)
+    until(lambda: driver.held_calls() == 2)
 
     def all_is_refused() -> bool:
         statuses = [

@@ -160,6 +160,14 @@ def test_with_a_gpu_natively(part: int, recorded: Any, monkeypatch: pytest.Monke
 
 @NATIVELY
 @pytest.mark.parametrize("part", PARTS)
+def test_alone_natively(part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.call_back_at_once(monkeypatch)
+    with jobs.alone():
+        break_every_line(jobs.data_parallel, recorded, is_of_a_hook, part)
+
+
+@NATIVELY
+@pytest.mark.parametrize("part", PARTS)
 def test_start_and_stop_natively(part: int, recorded: Any) -> None:
     with jobs.rank_1_of_4():
         break_every_line(jobs.collectives, recorded, is_of_start_or_stop, part)

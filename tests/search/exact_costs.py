@@ -22,8 +22,9 @@ COSTS = RunCosts(
     links=Links({Place("tp", False): WITHIN, Place("pp", True): BETWEEN}, {}),
     optimizer_ns=500_000,
     step_ns=60_000_000,
-    step_scatter=0.01,
-    notes=(),
+    modelled_ns=60_000_000,
+    deviation_ns=0,
+    num_steps=4,
 )
 GIB = 1 << 30
 
@@ -31,5 +32,8 @@ GIB = 1 << 30
 def exact(scatter: float) -> Predictor:
     """Return a predictor of steps that scatter. The run has the bandwidth of all roles that it needs."""
     links = Links({**COSTS.links.bandwidths, Place("embedding", True): BETWEEN}, {})
-    costs = replace(COSTS, links=links, step_scatter=scatter)
-    return Predictor.like(replace(costs, step_ns=Predictor.like(costs).reproduced._replace(rest_ns=0).step_ns))
+    step_ns = Predictor.like(replace(COSTS, links=links)).reproduced.step_ns
+    deviation_ns = scatter * step_ns  # two standard errors of four steps
+    return Predictor.like(
+        replace(COSTS, links=links, step_ns=step_ns, modelled_ns=step_ns, deviation_ns=deviation_ns, num_steps=4)
+    )

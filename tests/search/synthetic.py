@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.prediction.predict import StepModel
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.synth import Job, synthesize, write
@@ -37,5 +38,5 @@ def record(folder: Path, layout: Layout, jitter: float = 0.0) -> Path:
     return folder
 
 
-def recorded(folder: Path, layout: Layout, jitter: float = 0.0) -> Analysis:
-    return analyse(record(folder, layout, jitter))
+def recorded(folder: Path, layout: Layout, jitter: float = 0.0) -> StepModel:
+    return StepModel.observed(analyse(record(folder, layout, jitter)))

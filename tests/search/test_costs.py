@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.prediction.predict import StepModel
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
@@ -110,6 +112,7 @@ def test_selective_recomputation_is_the_share_of_attention_scores() -> None:
     [
         (replace(LAYOUT, tp=4, dp=1), "the run has tp 2, the job that was given with it 4"),
         (replace(LAYOUT, dp=4), "the run has dp 2"),
+        (replace(LAYOUT, microbatches=4), "the run has microbatches 8, the job that was given with it 4"),
         (replace(LAYOUT, zero_stage=1), "only jobs of Megatron-LM"),
         (replace(LAYOUT, pp=3), "cannot be divided evenly"),
     ],
@@ -120,10 +123,11 @@ def test_the_job_of_another_run_is_refused(tmp_path: Path, layout: Layout, messa
 
 
 def test_a_run_without_forwards_is_refused(tmp_path: Path) -> None:
-    analysis = recorded(tmp_path / "run", LAYOUT)
+    run = recorded(tmp_path / "run", LAYOUT).recorded.run
     ranks = {
         rank: replace(trace, spans=trace.spans.take(np.flatnonzero(trace.spans.kind != 1)))
-        for rank, trace in analysis.run.ranks.items()
+        for rank, trace in run.ranks.items()
     }
-    with pytest.raises(ConfigurationError, match="recorded no forward of chunk 0"):
-        measure_costs(replace(analysis, run=replace(analysis.run, ranks=ranks)), MODEL, LAYOUT)
+    steps = StepModel.observed(analyse(replace(run, ranks=ranks)))
+    with pytest.raises(ConfigurationError, match="recorded no forwards and backwards"):
+        measure_costs(steps, MODEL, LAYOUT)

@@ -19,7 +19,8 @@ from commtrace.search.candidates import candidates, fitting_model
 from commtrace.search.layouts import search_layouts
 from commtrace.search.links import Bandwidth, Links, Place, given_bandwidths, measured_links
 from commtrace.search.megatron import megatron_arguments
-from commtrace.search.prediction import Predictor
+from commtrace.search.prediction import Prediction, Predictor
+from commtrace.search.reliability import can_be_ranked, kinds_of_change
 from tests.factory import collective, group, make_run, span
 from tests.json_reading import read_back
 from tests.search.exact_costs import BETWEEN, COSTS, GIB, LAYOUT, MODEL, WITHIN, exact
@@ -29,22 +30,34 @@ from tests.search.exact_costs import BETWEEN, COSTS, GIB, LAYOUT, MODEL, WITHIN,
 def test_the_search_finds_what_trying_everything_finds(memory_gib: float, top: int) -> None:
     predictor = Predictor.like(COSTS)
     every = [predictor.predict(layout) for layout in candidates(MODEL, LAYOUT, 8, 8)]
-    fitting = sorted(one.time.step_ns for one in every if one.peak_bytes <= memory_gib * GIB)
+    fitting = [one for one in every if one.peak_bytes <= memory_gib * GIB]
     found = search_layouts(predictor, 8, round(memory_gib * GIB), 8, top)
 
-    assert (found.layouts, found.fitting) == (len(every), len(fitting))
-    assert [one.time.step_ns for one in found.best] == fitting[:top]
-    measured = [one.time.step_ns for one in every if not one.assumed and one.peak_bytes <= memory_gib * GIB]
-    assert (found.measured.time.step_ns if found.measured else None) == min(measured, default=None)
+    ranked = sorted(one.time.step_ns for one in fitting if is_ranked(one))
+    others = sorted(one.time.step_ns for one in fitting if not is_ranked(one))
+    assert (found.layouts, found.fitting, found.ranked) == (len(every), len(fitting), len(ranked))
+    assert [one.time.step_ns for one in found.best] == ranked[:top]
+    assert sorted(one.time.step_ns for one in found.candidates) == others[:top]
+
+
+def is_ranked(prediction: Prediction) -> bool:
+    return can_be_ranked(kinds_of_change(prediction.assumptions, prediction.layout, LAYOUT))
+
+
+def test_candidates_stand_in_the_order_of_their_sizes_as_their_times_say_nothing() -> None:
+    found = search_layouts(Predictor.like(COSTS), 8, 80 * GIB, 8, 20)
+    sizes = [(one.layout.tp, one.layout.pp, one.layout.dp, one.layout.chunks) for one in found.candidates]
+
+    assert sizes == sorted(sizes)
+    assert {"tp" in found.changes[one.layout] for one in found.candidates} == {True}
+    assert not any("tp" in found.changes[one.layout] for one in found.best)
 
 
 def test_nothing_fits_into_no_memory() -> None:
     found = search_layouts(Predictor.like(COSTS), 8, 1, 8, 5)
 
-    assert (found.best, found.measured, found.margin) == ((), None, None)
-    assert (found.chosen, found.assuming, found.gain) == (None, None, None)
-    assert (found.ties, found.assuming_ties) == ((), ())
-    assert (found.fitting, found.too_large) == (0, found.layouts)
+    assert (found.best, found.chosen, found.ties, found.candidates, found.gain) == ((), None, (), (), None)
+    assert (found.fitting, found.ranked, found.too_large) == (0, 0, found.layouts)
 
 
 @pytest.mark.parametrize("scatter", [0.0, 0.05, 0.3])
@@ -53,32 +66,40 @@ def test_all_that_are_a_tie_with_the_fastest_are_found(scatter: float) -> None:
     every = [predictor.predict(layout) for layout in candidates(MODEL, LAYOUT, 8, 8)]
     found = search_layouts(predictor, 8, 80 * GIB, 8, top=1)
 
-    for assumes, chosen, ties in ((False, found.chosen, found.ties), (True, found.assuming, found.assuming_ties)):
-        steps = {one.layout: one.time.step_ns for one in every if bool(one.assumed) == assumes}
-        limit_ns = min(steps.values()) * (1 + predictor.uncertainty)
-        assert {one.layout for one in ties} == {layout for layout, step_ns in steps.items() if step_ns <= limit_ns}
-        assert ties[0].time.step_ns == min(steps.values())
-        assert chosen in ties
+    steps = {one.layout: one.time.step_ns for one in every if is_ranked(one)}
+    limit_ns = min(one.time.step_ns + one.uncertainty_ns for one in every if is_ranked(one))
+    assert {one.layout for one in found.ties} == {layout for layout, step_ns in steps.items() if step_ns <= limit_ns}
+    assert found.ties[0].time.step_ns == min(steps.values())
+    assert found.chosen in found.ties
 
 
 def test_the_recorded_layout_is_kept_if_it_is_a_tie() -> None:
     """Four stages with one chunk: 2 chunks are faster by less than the scatter of the steps."""
     found = search_layouts(exact(0.5), 8, 80 * GIB, 8, top=3)
 
-    assert found.measured is not None
-    assert found.measured.layout != LAYOUT
+    assert found.best[0].layout != LAYOUT
     assert found.chosen is not None
     assert (found.chosen.layout, found.gain) == (LAYOUT, 0.0)
     assert found.recorded == found.chosen
 
 
-def test_without_the_recorded_one_the_tie_with_the_fewest_assumptions_and_chunks_is_chosen() -> None:
+def test_with_another_number_of_gpus_there_are_only_candidates() -> None:
     found = search_layouts(exact(0.5), 16, 80 * GIB, 16, top=3)
 
-    assert (found.recorded, found.gain) == (None, None)
-    assert found.assuming is not None
-    assert len(found.assuming.assumed) == 1
-    assert found.assuming.layout.chunks == 1
+    assert (found.recorded, found.gain, found.best, found.chosen, found.ranked) == (None, None, (), None, 0)
+    assert len(found.candidates) == 3
+
+
+def test_a_borrowed_bandwidth_may_be_the_slowest_or_the_fastest_of_its_reach() -> None:
+    layout = replace(LAYOUT, pp=2, dp=4)
+    other = Bandwidth(50.0, 1e7)
+    links = Links({Place("tp", False): WITHIN, Place("pp", False): WITHIN, Place("pp", True): BETWEEN}, {})
+    spread = {part.cause: part.ns for part in Predictor(COSTS, 4, links).predict(layout).uncertainty}
+    links = Links({**links.bandwidths, Place("cp", True): other}, {})
+    wider = {part.cause: part.ns for part in Predictor(COSTS, 4, links).predict(layout).uncertainty}
+
+    assert "bandwidth of dp-cp" not in spread  # there is one bandwidth between nodes
+    assert wider["bandwidth of dp-cp"] > 0
 
 
 def test_all_sizes_divide_what_they_must() -> None:

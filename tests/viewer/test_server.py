@@ -31,6 +31,7 @@ from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
+from tests.waiting import until
 
 TOKEN = "a-token"
 LIMIT_S = 60.0
@@ -51,12 +52,20 @@ class Client:
 
     def ready(self, path: str) -> bytes:
         """Return a resource when it is no longer pending."""
-        deadline = time.monotonic() + LIMIT_S
-        while (answer := self.ask(path))[0] == 202:
-            assert time.monotonic() < deadline, answer
-            time.sleep(0.02)
-        assert answer[0] == 200, answer
-        return answer[1]
+        status, answer = self.answer(path)
+        assert status == 200, answer
+        return answer
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        """Return what is answered when the resource is no longer pending."""
+
+        def settled() -> tuple[int, bytes] | None:
+            status, answer = self.ask(path)
+            return None if status == 202 else (status, answer)
+
+        answered = until(settled, LIMIT_S)
+        assert answered is not None
+        return answered
 
     def json(self, path: str) -> Any:
         return json.loads(self.ready(path))
@@ -188,12 +197,10 @@ def test_a_run_that_cannot_be_read_is_a_sentence(serve: Callable[[Path], Client]
     (broken / "rank-00000" / "spans-0000.arrows").write_bytes(b"no trace at all")
     client = serve(broken)
 
-    deadline = time.monotonic() + LIMIT_S
-    while (answer := client.ask("run/broken/data/run.json"))[0] == 202 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    status, answer = client.answer("run/broken/data/run.json")
 
-    assert answer[0] == 422
-    assert "broken" in answer[1].decode()
+    assert status == 422
+    assert "broken" in answer.decode()
 
 
 def test_a_run_that_has_grown_is_read_again(serve: Callable[[Path], Client], recorded: Path, tmp_path: Path) -> None:
@@ -296,8 +303,8 @@ def test_the_number_of_connections_is_limited(serve: Callable[..., Client], monk
         for _ in range(10):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", client.server.port), LIMIT_S))
             connection.sendall(b"GET / HTTP/1.1\r\n")
-        time.sleep(0.2)
-        assert threading.active_count() <= begin + 3
+        until(lambda: threading.active_count() >= begin + 3, LIMIT_S)
+        assert threading.active_count() == begin + 3
         with pytest.raises((OSError, HTTPException)):
             client.ask("")
     deadline = time.monotonic() + LIMIT_S

@@ -1,24 +1,27 @@
 """Add up the replays of CUDA graphs, with the communication that they contain.
 
-When in a replay its communication ran is not known: the time of a replay with communication is neither compute nor
-exposed communication.
+When in a replay its communication ran is known by stamps only: without them the time of a replay with communication is
+neither compute nor exposed communication.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.matching.operations import communication_rows
 from commtrace.trace import schema
 from commtrace.trace.graphs import CapturedGraph
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Int64, Spans
 
+_DENSE_NS = 50_000
 _PREFIXES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -38,6 +41,11 @@ class ReplaySums:
     time_ns: int
     calls: Mapping[str, int]  # by operation
     num_bytes: Mapping[str, int]  # by operation, of calls of known bytes
+    has_stamps: bool = False  # they were asked for
+    stamps: int = 0  # that were to be written
+    stamped: int = 0  # calls that were to have times of their own
+    timed: int = 0  # those that have
+    unstamped: Mapping[str, int] = field(default_factory=dict)  # calls that were not to have them, by reason
 
     def __add__(self, other: ReplaySums) -> ReplaySums:
         return ReplaySums(
@@ -46,6 +54,11 @@ class ReplaySums:
             self.time_ns + other.time_ns,
             Counter(self.calls) + Counter(other.calls),
             Counter(self.num_bytes) + Counter(other.num_bytes),
+            self.has_stamps or other.has_stamps,
+            self.stamps + other.stamps,
+            self.stamped + other.stamped,
+            self.timed + other.timed,
+            Counter(self.unstamped) + Counter(other.unstamped),
         )
 
 
@@ -59,6 +72,48 @@ class ContainedCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class StampedCalls:
+    """How much of the communication in replays has times of its own, per rank and step, where that was asked for."""
+
+    timed: float  # calls
+    lost: float  # calls whose stamps were overwritten, or never written
+    unstamped: Mapping[str, float]  # calls without stamps, by reason
+    ns_per_stamp: int | None  # time of the replays for each of their stamps; None without any
+
+    @classmethod
+    def of(cls, sums: ReplaySums) -> StampedCalls:
+        """Return the mean of sums."""
+        unstamped = sorted(sums.unstamped.items(), key=lambda one: (-one[1], one[0]))
+        return cls(
+            sums.timed / sums.rank_steps,
+            (sums.stamped - sums.timed) / sums.rank_steps,
+            {reason: count / sums.rank_steps for reason, count in unstamped},
+            sums.time_ns // sums.stamps if sums.stamps else None,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        return self.timed > 0 and not self.lost and not self.unstamped
+
+    @property
+    def sentence(self) -> str:
+        """Return how many calls have times of their own, and why the others have none."""
+        calls = self.timed + self.lost + sum(self.unstamped.values())
+        parts = [f"{self.timed:.3g} of {calls:.3g} calls per step have device times of their own, by stamps"]
+        if self.lost:
+            parts.append(f"the times of {self.lost:.3g} were lost")
+        parts += [f"{count:.3g} have none: {reason}" for reason, count in self.unstamped.items()]
+        if self.ns_per_stamp is not None:
+            parts.append(f"1 stamp in {self.ns_per_stamp / 1e3:,.0f} µs of the replays")
+            if self.ns_per_stamp < _DENSE_NS:
+                parts.append("more than 1 in 50 µs: they may cost more than 1 % of that time")
+        return "; ".join(parts) + "."
+
+    def to_json(self) -> JsonObject:
+        return {**fields_to_json(self), "unstamped": dict(self.unstamped), "sentence": self.sentence}
+
+
+@dataclass(frozen=True, slots=True)
 class Replays:
     """Replays of CUDA graphs in a step of a rank, in the mean of the steps that had any."""
 
@@ -67,6 +122,7 @@ class Replays:
     count: float
     time_ns: int
     calls: tuple[ContainedCalls, ...]  # largest first
+    stamped: StampedCalls | None = None  # None: stamps were not asked for
 
     @classmethod
     def of(cls, key: ReplayKey, sums: ReplaySums) -> Replays:
@@ -76,7 +132,8 @@ class Replays:
             for operation, count in sums.calls.items()
         ]
         calls.sort(key=lambda one: (-one.bytes, -one.count, one.operation))
-        return cls(*key, sums.replays / sums.rank_steps, sums.time_ns // sums.rank_steps, tuple(calls))
+        stamped = StampedCalls.of(sums) if sums.has_stamps and calls else None
+        return cls(*key, sums.replays / sums.rank_steps, sums.time_ns // sums.rank_steps, tuple(calls), stamped)
 
     @property
     def sentence(self) -> str:
@@ -93,7 +150,12 @@ class Replays:
             return "without communication"
         contain = "contains" if self.count == 1 else "contain"
         calls = [f"{one.count:.3g} {one.operation} ({_bytes(one.bytes)})" for one in self.calls]
-        return f"which {contain} {', '.join(calls)}: when in it they ran, and whether they were exposed, is not known"
+        listed = f"which {contain} {', '.join(calls)}"
+        if self.stamped is not None and self.stamped.is_complete:
+            return f"{listed}, all with device times of their own"
+        if self.stamped is not None and self.stamped.timed:
+            return f"{listed}, some with device times of their own"
+        return f"{listed}: when in it they ran, and whether they were exposed, is not known"
 
     def to_json(self) -> JsonObject:
         return {
@@ -102,6 +164,7 @@ class Replays:
             "count": self.count,
             "time_ns": self.time_ns,
             "calls": [fields_to_json(one) for one in self.calls],
+            "stamped": None if self.stamped is None else self.stamped.to_json(),
             "sentence": self.sentence,
         }
 
@@ -133,20 +196,41 @@ def _of_rank(run: Run, trace: RankTrace, steps: Sequence[int] | None) -> Iterato
         return
     replays = spans.take(rows)
     is_known = (replays.bytes >= 0).astype(np.int64)
+    timed = _timed_calls(spans, rows)
     first, which = grouped(pack((replays.name, is_known)))
     duration = replays.end - replays.start
     for number, example in enumerate(first.tolist()):
         own = which == number
         calls, num_bytes = Counter[str](), Counter[str]()
+        unstamped: Counter[str] = Counter()
+        stamps = stamped = 0
+        has_stamps = False
         for graph, count in zip(*np.unique(replays.id[own], return_counts=True), strict=True):
             contents = trace.graphs.get(int(graph))
             if contents is not None and is_known[example]:
                 for operation, (times, size) in _contents(contents).items():
                     calls[operation] += times * int(count)
                     num_bytes[operation] += size * int(count)
+                has_stamps |= contents.unstamped is not None
+                stamped += len(contents.stamps) * int(count)
+                stamps += contents.num_stamps * int(count)
+                for reason, times in (contents.unstamped or {}).items():
+                    unstamped[reason] += times * int(count)
         key = ReplayKey(run.names[int(replays.name[example])], bool(is_known[example]))
         rank_steps = len(np.unique(replays.step[own]))
-        yield key, ReplaySums(int(own.sum()), rank_steps, int(duration[own].sum()), calls, num_bytes)
+        yield key, ReplaySums(
+            int(own.sum()), rank_steps, int(duration[own].sum()), calls, num_bytes, has_stamps, stamps, stamped,
+            int(timed[own].sum()), unstamped,
+        )  # fmt: skip
+
+
+def _timed_calls(spans: Spans, replays: Int64) -> Int64:
+    """Return how many calls with times of their own each of these rows, replays of a rank by start, contains."""
+    calls = (spans.timing == schema.GRAPH_STAMP_TIMING) & communication_rows(spans)
+    # Starts of calls may be before that of their replay, by the errors of two clocks: middles are within it.
+    middles = (spans.start[calls] + spans.end[calls]) // 2
+    owners = np.maximum(np.searchsorted(spans.start[replays], middles, side="right") - 1, 0)
+    return np.bincount(owners, minlength=len(replays)).astype(np.int64)
 
 
 def _contents(graph: CapturedGraph) -> Mapping[str, tuple[int, int]]:

@@ -22,6 +22,10 @@ CONFIDENCE: Final = 2.0
 """Standard errors to either side."""
 
 
+MISSED: Final = "missed of the run itself"
+SCATTER: Final = "scatter of steps"
+
+
 class Spread(NamedTuple):
     """A part of the ± of an answer: ns to either side."""
 

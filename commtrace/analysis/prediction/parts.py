@@ -14,6 +14,7 @@ import numpy as np
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.analysis.prediction.durations import Durations, overlapping
+from commtrace.analysis.prediction.pipeline_graph import places_in_a_loop
 from commtrace.analysis.prediction.recorded_steps import LaneTimes, RecordedSteps, lane_times
 from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.program import stage_of
@@ -33,6 +34,7 @@ class LaneParts:
     begin: Int64  # of each action, as recorded, from the start of the step
     end: Int64
     busy_ns: Int64  # of each action in the replay
+    waited_ns: Int64  # of these, waits for communication that is not between stages
     gap_ns: Int64  # before each action; the first one is the head of the step
     recompute_ns: Int64  # of each action
     transfer_ns: float  # median of the messages that it receives; NaN without any
@@ -131,10 +133,13 @@ def _lane(
     lane = lane_times(recorded, durations.piece_ns, times, index, step)
     begins, ends = lane.at(begin), lane.at(end, before=True)
     # Waits lie in their order, so that those of an interval follow one another.
-    waited_before = worked_before(np.where(lane.is_between_stages, lane.new_end - lane.new_begin, 0))
+    waits = lane.new_end - lane.new_begin
+    waited_before = worked_before(np.where(lane.is_between_stages, waits, 0))
     at_begin = np.searchsorted(lane.wait_begin, begin, side="left")
     first_inside = np.maximum(at_begin, np.searchsorted(lane.wait_end, begin, side="right"))
-    inside = _sum_between(waited_before, first_inside, np.searchsorted(lane.wait_begin, end, side="left"))
+    end_inside = np.searchsorted(lane.wait_begin, end, side="left")
+    inside = _sum_between(waited_before, first_inside, end_inside)
+    other = _sum_between(worked_before(np.where(lane.is_between_stages, 0, waits)), first_inside, end_inside)
     first_between = np.searchsorted(lane.wait_begin, np.append(0, end[:-1]), side="left")
     between = _sum_between(waited_before, first_between, np.searchsorted(lane.wait_end, begin, side="right"))
     return LaneParts(
@@ -142,6 +147,7 @@ def _lane(
         begin=begin,
         end=end,
         busy_ns=ends - begins - inside,
+        waited_ns=other,
         gap_ns=begins - np.concatenate([[lane.replayed[0]], ends[:-1]]) - between,
         recompute_ns=_recomputed(recorded, lane, rank, number, origin, begin, end),
         transfer_ns=usual_transfer_ns,
@@ -278,18 +284,12 @@ def _places(
     run: Run, ranks: Sequence[int], pipelines: Sequence[Sequence[int]], chunks: int
 ) -> dict[tuple[int, int], int]:
     """Return the position along the model of each chunk: as the framework says, else in a loop over the stages."""
-    places = {}
+    places = places_in_a_loop(len(pipelines[0]), chunks)
     for stage, index in enumerate(pipelines[0]):
         named = run.ranks[ranks[index]].topology.get("stage_indices", [])
-        for chunk in range(chunks):
-            in_a_loop = chunk * len(pipelines[0]) + stage
-            places[stage, chunk] = int(named[chunk]) if len(named) == chunks else in_a_loop
+        if len(named) == chunks:
+            places |= {(stage, chunk): int(place) for chunk, place in enumerate(named)}
     return places
-
-
-def places_in_a_loop(stages: int, chunks: int) -> dict[tuple[int, int], int]:
-    """Return the position along the model of each chunk, by stage and chunk: chunk after chunk over all stages."""
-    return {(stage, chunk): chunk * stages + stage for stage in range(stages) for chunk in range(chunks)}
 
 
 def _letter(kind: int, name: str) -> str:

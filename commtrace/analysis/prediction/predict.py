@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.pipeline.observed import pipeline_totals
 from commtrace.analysis.prediction.assumptions import (
     CONFIDENCE,
+    MISSED,
+    SCATTER,
     Assumption,
     Spread,
     assumptions,
@@ -182,6 +185,77 @@ def steps_drawn(steps: Sequence[int], num_ranks: int) -> tuple[int, ...]:
     return tuple(steps[at] for at in np.linspace(0, len(steps) - 1, most).astype(int).tolist())
 
 
+@dataclass(frozen=True)
+class StepModel:
+    """The steps of a run as a graph of work, transfers and their order: it answers what they would take with changes.
+
+    ``commtrace whatif`` asks it, and ``commtrace search`` for the layout that the run has, so that one question has one
+    answer.
+    """
+
+    analysis: Analysis
+    recorded: RecordedSteps
+    measured: Durations
+
+    @classmethod
+    def observed(cls, analysis: Analysis) -> StepModel:
+        """Return the model of the analysed steps, or of some of them, evenly drawn.
+
+        Raises:
+            ReplayError: the steps cannot be replayed.
+            CommtraceError: the run holds nothing that could be replayed.
+        """
+        _check(analysis)
+        recorded_by_all = np.intersect1d(common_steps(analysis.run), np.array(analysis.steps.used, np.int64))
+        steps = np.array(steps_drawn(recorded_by_all.tolist(), len(analysis.run.ranks)), np.int64)
+        if not len(steps):
+            raise CommtraceError(
+                "No step was recorded by all ranks, so nothing can be replayed. commtrace doctor RUN says what is "
+                "missing."
+            )
+        recorded = RecordedSteps.of(analysis, steps)
+        return cls(analysis, recorded, measured_durations(recorded))
+
+    @cached_property
+    def times(self) -> Int64:
+        """Return the instants of the recorded graph as they were measured."""
+        return self.recorded.times(*self.measured[:2])
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Return the recorded steps, taken apart.
+
+        Raises:
+            ConfigurationError: a rank recorded no forwards and backwards, or the stages of its pipeline are not known.
+        """
+        return take_apart(self.recorded, self.measured, self.times)
+
+    @cached_property
+    def rebuilt(self) -> RebuiltSteps:
+        """Return the steps, rebuilt from their parts without a change."""
+        parts = self.parts
+        as_recorded = tuple(tuple(work_as_recorded(lane) for lane in rank) for rank in parts.lanes)
+        return rebuild_steps(self.recorded, self.measured, parts, as_recorded, parts.chunks, _transfers(parts))
+
+    def predict(self, changes: Changes) -> Outcome:
+        """Predict the step time with these changes.
+
+        Raises:
+            ConfigurationError: the run lacks what a change needs, or cannot have it.
+        """
+        durations = _changed_durations(self.recorded, self.measured, changes)
+        likes = fastest_and_slowest_stand_in(self.recorded, changes.without_slow_ranks)
+        stand_ins = (
+            None
+            if likes is None
+            else [_changed_durations(self.recorded, self.measured, changes, rank) for rank in likes]
+        )
+        if changes.rebuilds:
+            return _rebuilt_outcome(self, changes, durations, stand_ins)
+        _check_weight_share(changes, splits=False)
+        return _replayed_outcome(self, changes, durations, stand_ins)
+
+
 def predict(analysis: Analysis, changes: Changes) -> Outcome:
     """Predict the step time of the analysed steps with these changes.
 
@@ -190,22 +264,7 @@ def predict(analysis: Analysis, changes: Changes) -> Outcome:
         ReplayError: the steps cannot be replayed.
         CommtraceError: the run holds nothing that could be replayed.
     """
-    _check(analysis)
-    recorded_by_all = np.intersect1d(common_steps(analysis.run), np.array(analysis.steps.used, np.int64))
-    steps = np.array(steps_drawn(recorded_by_all.tolist(), len(analysis.run.ranks)), np.int64)
-    if not len(steps):
-        raise CommtraceError(
-            "No step was recorded by all ranks, so nothing can be replayed. commtrace doctor RUN says what is missing."
-        )
-    recorded = RecordedSteps.of(analysis, steps)
-    measured = measured_durations(recorded)
-    durations = _changed_durations(recorded, measured, changes)
-    likes = fastest_and_slowest_stand_in(recorded, changes.without_slow_ranks)
-    stand_ins = None if likes is None else [_changed_durations(recorded, measured, changes, rank) for rank in likes]
-    if changes.rebuilds:
-        return _rebuilt_outcome(analysis, recorded, changes, measured, durations, stand_ins)
-    _check_weight_share(changes, splits=False)
-    return _replayed_outcome(recorded, changes, measured, durations, stand_ins)
+    return StepModel.observed(analysis).predict(changes)
 
 
 _STAND_IN: Final = "work of the slow rank"
@@ -220,19 +279,16 @@ def _changed_durations(
 
 
 def _replayed_outcome(
-    recorded: RecordedSteps,
-    changes: Changes,
-    measured: Durations,
-    durations: Durations,
-    stand_ins: Sequence[Durations] | None,
+    model: StepModel, changes: Changes, durations: Durations, stand_ins: Sequence[Durations] | None
 ) -> Outcome:
     """Replay the recorded order with other durations."""
+    recorded = model.recorded
     times = recorded.times(*durations[:2])
     changed_ns = recorded.step_ns(times)
     others_ns = {}
     if stand_ins is not None:
         others_ns[_STAND_IN] = [recorded.step_ns(recorded.times(*other[:2])) for other in stand_ins]
-    unchanged_ns = recorded.step_ns(recorded.times(*measured[:2]))
+    unchanged_ns = recorded.step_ns(model.times)
     prediction = _prediction(
         recorded,
         changes,
@@ -247,24 +303,15 @@ def _replayed_outcome(
 
 
 def _rebuilt_outcome(
-    analysis: Analysis,
-    recorded: RecordedSteps,
-    changes: Changes,
-    measured: Durations,
-    durations: Durations,
-    stand_ins: Sequence[Durations] | None,
+    model: StepModel, changes: Changes, durations: Durations, stand_ins: Sequence[Durations] | None
 ) -> Outcome:
     """Rebuild the steps from their parts, in another order or with other lengths."""
-    unchanged = recorded.times(*measured[:2])
-    before = take_apart(recorded, measured, unchanged)
-    as_recorded = tuple(tuple(work_as_recorded(lane) for lane in rank) for rank in before.lanes)
-    baseline = rebuild_steps(recorded, measured, before, as_recorded, before.chunks, _transfers(before))
-
-    times, parts = unchanged, before
-    if durations is not measured:
+    recorded = model.recorded
+    times, parts = model.times, model.parts
+    if durations is not model.measured:
         times = recorded.times(*durations[:2])
         parts = take_apart(recorded, durations, times)
-    plan = _Plan.of(analysis, parts, changes)
+    plan = _Plan.of(model.analysis, parts, changes)
     work = plan.work(parts, changes, plan.lengths)
     rebuilt = rebuild_steps(recorded, durations, parts, work, plan.chunks, _transfers(parts))
 
@@ -285,8 +332,8 @@ def _rebuilt_outcome(
     prediction = _prediction(
         recorded,
         changes,
-        recorded.step_ns(unchanged),
-        baseline.step_ns,
+        recorded.step_ns(model.times),
+        model.rebuilt.step_ns,
         rebuilt.step_ns,
         (*durations.assumptions, *plan.notes),
         spreads,
@@ -362,14 +409,14 @@ def _prediction(
     model_ns = replayed_ns if rebuilt_ns is None else rebuilt_ns
     unexplained = fidelity.measured_ns - fidelity.modelled_ns
     growth = max(1.0, float(changed_ns.mean()) / fidelity.modelled_ns)
-    uncertainty = [Spread("missed of the run itself", abs(unexplained) * growth)]
+    uncertainty = [Spread(MISSED, abs(unexplained) * growth)]
     left_out = [*changes.left_out(), *not_known]
     if len(steps) > 1:
         deviation, scatter = (float(np.std(each, ddof=1)) for each in (changed_ns - model_ns, measured_ns))
         standard_error = math.hypot(deviation, scatter) / math.sqrt(len(steps))
-        uncertainty.append(Spread("scatter of steps", CONFIDENCE * standard_error))
+        uncertainty.append(Spread(SCATTER, CONFIDENCE * standard_error))
     else:
-        left_out.append("scatter of steps (not known: one step)")
+        left_out.append(f"{SCATTER} (not known: one step)")
     return Prediction(
         changes=changes.describe(recorded_gbps(recorded, changes.bandwidth)),
         fidelity=fidelity,

@@ -14,7 +14,8 @@ import numpy as np
 
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.analysis.matching.roles import PIPELINE, is_p2p
-from commtrace.analysis.prediction.parts import Parts, places_in_a_loop
+from commtrace.analysis.prediction.parts import Parts
+from commtrace.analysis.prediction.pipeline_graph import places_in_a_loop
 from commtrace.analysis.prediction.predict import Outcome
 from commtrace.analysis.prediction.rebuilt_steps import RebuiltSteps
 from commtrace.analysis.prediction.recorded_steps import LaneTimes, lane_times

@@ -1,14 +1,12 @@
 """Rebuild steps from their parts, with another order or length of forwards and backwards.
 
-A stage runs its actions in the given order, each once its input has arrived: one transfer after the message was sent
-and, unless messages are received while the lane works, after the stage came to wait for it. Sends hold nobody up. What
-follows the last backward (gradient reduction, optimizer) is replayed as recorded, joined across ranks, from the instant
-at which each rank gets there.
+Forwards and backwards make a graph of each pipeline. What follows the last backward (gradient reduction, optimizer) is
+replayed as recorded, joined across ranks, from the instant at which each rank gets there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -17,7 +15,8 @@ import numpy as np
 
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.durations import Durations
-from commtrace.analysis.prediction.parts import LaneParts, Parts, places_in_a_loop
+from commtrace.analysis.prediction.parts import LaneParts, Parts
+from commtrace.analysis.prediction.pipeline_graph import PipelineGraph, pipeline_graph, places_in_a_loop
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.edges import work_between, worked_before
 from commtrace.analysis.replay.graph import ReplayGraph
@@ -62,7 +61,7 @@ def changed_work(
     """
     table = _Table.of(parts, changes, lengths)
     if order is None:
-        busy = [table.ns(action, parts.chunks) for action in parts.actions]
+        busy = [table.ns(table.split(action), parts.chunks) for action in parts.actions]
         return LaneWork(parts.actions, np.array(busy, np.int64), parts.gap_ns, parts.actions)
     busy = [table.ns(action, chunks) for action in order]
     letters = [action.letter for action in order]
@@ -130,6 +129,11 @@ class _Table:
         whole = self._share(self.backward, action, chunks)
         return whole - of_letter[WEIGHTS] if action.letter == INPUT else whole
 
+    def split(self, action: Action) -> Action:
+        """Return a recorded action; a backward beside which its weights' part was recorded is that of the inputs."""
+        is_part = action.letter == BACKWARD and WEIGHTS in self.recorded[action.microbatch, action.chunk]
+        return action._replace(letter=INPUT) if is_part else action
+
     def template(self, action: Action) -> Action:
         """Return the recorded action that this one stands for."""
         microbatch = self._microbatch(action)
@@ -156,6 +160,7 @@ class RebuiltSteps(NamedTuple):
     times: Int64  # of the nodes of the recorded graph after the last action, and of the one before it
     begin: tuple[tuple[Int64, ...], ...]  # of each action, by index of the rank, then of the step
     ready: tuple[tuple[Int64, ...], ...]  # when the rank came to wait for each action's input
+    phase_ns: Int64  # of each step: until the last action of any rank ends
     step_ns: Int64
 
 
@@ -172,32 +177,60 @@ def rebuild_steps(
     Raises:
         ReplayError: the actions wait for one another in a circle.
     """
-    graph = _Edges(len(recorded.lanes.node_piece) + recorded.joins.count)
+    steps = len(recorded.steps)
+    edges = _Edges(len(recorded.lanes.node_piece) + recorded.joins.count)
     places = parts.places if chunks == parts.chunks else places_in_a_loop(parts.stages, chunks)
-    begins: dict[tuple[int, int], range] = {}
+    graphs: dict[tuple[tuple[Action, ...], ...], PipelineGraph] = {}
+    nodes: dict[tuple[int, int], Int64] = {}  # of the ends of actions, by index of the rank and of the step
     ends: dict[tuple[int, int], int] = {}
-    for step in range(len(recorded.steps)):
+    for step in range(steps):
         for pipeline in parts.pipelines:
-            _connect_pipeline(graph, pipeline, step, parts, work, places, transfer_ns, begins, ends)
+            orders = tuple(work[rank][step].actions for rank in pipeline)
+            graph = graphs.get(orders) or graphs.setdefault(orders, pipeline_graph(orders, places))
+            first_node = edges.add_all(graph, _weights(graph, pipeline, step, parts, work, transfer_ns))
+            for stage, rank in enumerate(pipeline):
+                nodes[rank, step] = first_node + graph.end[graph.stage == stage]
+                ends[rank, step] = first_node + int(graph.last[stage])
     tail = _Tail.of(recorded, parts)
-    tail.connect(graph, recorded, durations, ends)
-    times = graph.times()
-    times[tail.last_before] = times[[ends[divmod(at, len(recorded.steps))] for at in range(tail.last_before.size)]]
-    times[tail.last_before] -= work_between(
+    tail.connect(edges, recorded, durations, ends)
+    times = edges.times()
+    end_of = np.array([ends[divmod(at, steps)] for at in range(tail.last_before.size)])
+    times[tail.last_before] = times[end_of] - work_between(
         worked_before(durations.piece_ns), recorded.lanes.node_piece[tail.last_before], tail.cut_piece[tail.last_before]
     )
-    shape = recorded.lanes.last_node.shape
-    starts = tuple(tuple(times[_nodes(begins[rank, step], 1)] for step in range(shape[1])) for rank in range(shape[0]))
-    ready = tuple(tuple(times[_nodes(begins[rank, step], 0)] for step in range(shape[1])) for rank in range(shape[0]))
-    return RebuiltSteps(times, starts, ready, np.asarray(times[recorded.lanes.last_node].max(axis=0)))
+    ranks = range(recorded.lanes.last_node.shape[0])
+
+    def of_all(instants: Callable[[Int64, LaneWork], Int64]) -> tuple[tuple[Int64, ...], ...]:
+        return tuple(tuple(instants(nodes[rank, step], work[rank][step]) for step in range(steps)) for rank in ranks)
+
+    return RebuiltSteps(
+        times=times,
+        begin=of_all(lambda end, lane: times[end] - lane.busy_ns),
+        ready=of_all(lambda end, lane: times[end - 1] + lane.gap_ns),
+        phase_ns=np.asarray(times[end_of].reshape(len(ranks), steps).max(axis=0)),
+        step_ns=np.asarray(times[recorded.lanes.last_node].max(axis=0)),
+    )
 
 
-_NODES_OF_ACTION: Final = 3
-"""When the rank is free for it, its begin, its end."""
-
-
-def _nodes(actions: range, which: int) -> Int64:
-    return np.arange(actions.start + which, actions.stop, _NODES_OF_ACTION)
+def _weights(
+    graph: PipelineGraph,
+    pipeline: Sequence[int],
+    step: int,
+    parts: Parts,
+    work: Sequence[Sequence[LaneWork]],
+    transfer_ns: Sequence[Sequence[float]],
+) -> Int64:
+    """Return the weights of one pipeline in one step."""
+    own = [work[rank][step] for rank in pipeline]
+    transfers = np.array([round(transfer_ns[rank][step]) for rank in pipeline], np.int64)
+    delays = parts.send_delay_ns[list(pipeline)]
+    return graph.weights(
+        np.concatenate([stage.gap_ns for stage in own]),
+        np.concatenate([stage.busy_ns for stage in own]),
+        delays[graph.stage[graph.sender]],
+        transfers[graph.stage[graph.receiver]],
+        receives_early=parts.receives_early,
+    )
 
 
 class _Edges:
@@ -205,79 +238,23 @@ class _Edges:
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
-        self._source: list[int] = []
-        self._target: list[int] = []
-        self._weight: list[int] = []
         self._arrays: list[tuple[Int64, Int64, Int64]] = []
 
-    def new_nodes(self, count: int) -> range:
-        self.nodes += count
-        return range(self.nodes - count, self.nodes)
-
-    def add(self, source: int, target: int, weight: int) -> None:
-        self._source.append(source)
-        self._target.append(target)
-        self._weight.append(weight)
-
-    def add_all(self, source: Int64, target: Int64, weight: Int64) -> None:
+    def add(self, source: Int64, target: Int64, weight: Int64) -> None:
         self._arrays.append((source, target, weight))
+
+    def add_all(self, graph: PipelineGraph, weights: Int64) -> int:
+        """Add a pipeline. Return the number of its first node."""
+        first = self.nodes
+        self.nodes += graph.num_nodes
+        self.add(graph.source + first, graph.target + first, weights)
+        return first
 
     def times(self) -> Int64:
         source, target, weight = (
-            np.concatenate([np.array(own, np.int64), *(np.asarray(arrays[at], np.int64) for arrays in self._arrays)])
-            for at, own in enumerate((self._source, self._target, self._weight))
+            np.concatenate([np.asarray(arrays[at], np.int64) for arrays in self._arrays]) for at in range(3)
         )
         return ReplayGraph.from_edges(self.nodes, source, target).times(weight)
-
-
-def _connect_pipeline(
-    graph: _Edges,
-    pipeline: Sequence[int],
-    step: int,
-    parts: Parts,
-    work: Sequence[Sequence[LaneWork]],
-    places: Mapping[tuple[int, int], int],
-    transfer_ns: Sequence[Sequence[float]],
-    begins: dict[tuple[int, int], range],
-    ends: dict[tuple[int, int], int],
-) -> None:
-    """Add the actions of one pipeline in one step."""
-    done: dict[tuple[str, int, int], tuple[int, int]] = {}  # end node and rank, by letter, position and microbatch
-    needs: list[tuple[int, int, int, tuple[str, int, int]]] = []
-    last_place = max(places.values())
-    for stage, rank in enumerate(pipeline):
-        own = work[rank][step]
-        nodes = graph.new_nodes(_NODES_OF_ACTION * len(own.actions))
-        begins[rank, step] = nodes
-        before = graph.new_nodes(1)[0]
-        for at, action in enumerate(own.actions):
-            free, begin, end = nodes[_NODES_OF_ACTION * at : _NODES_OF_ACTION * (at + 1)]
-            graph.add(before, free, int(own.gap_ns[at]))
-            graph.add(free, begin, 0)
-            graph.add(begin, end, int(own.busy_ns[at]))
-            before = end
-            place = places[stage, action.chunk]
-            if action.letter == WEIGHTS:
-                continue
-            way = FORWARD if action.letter == FORWARD else BACKWARD
-            done[way, place, action.microbatch] = end, rank
-            source = place - 1 if way == FORWARD else place + 1
-            if 0 <= source <= last_place:
-                needs.append((free, begin, rank, (way, source, action.microbatch)))
-        ends[rank, step] = before
-    for free, begin, rank, needed in needs:
-        if needed not in done:
-            raise ConfigurationError(
-                f"microbatch {needed[2]} was not recorded on all stages, so the schedule cannot be rebuilt"
-            )
-        sent, sender = done[needed]
-        if sender == rank:
-            graph.add(sent, begin, 0)
-            continue
-        transfer = round(transfer_ns[rank][step])
-        graph.add(sent, begin, int(parts.send_delay_ns[sender]) + transfer)
-        if not parts.receives_early:
-            graph.add(free, begin, transfer)
 
 
 class _Tail(NamedTuple):
@@ -312,24 +289,24 @@ class _Tail(NamedTuple):
         return cls(in_tail, root, cut, last_before)
 
     def connect(
-        self, graph: _Edges, recorded: RecordedSteps, durations: Durations, ends: Mapping[tuple[int, int], int]
+        self, edges: _Edges, recorded: RecordedSteps, durations: Durations, ends: Mapping[tuple[int, int], int]
     ) -> None:
         """Add the edges behind the last actions, whose end nodes are given by rank and step."""
-        edges, lanes = recorded.edges, recorded.lanes
+        old, lanes = recorded.edges, recorded.lanes
         nodes = len(lanes.node_piece)
         steps = lanes.first_node.shape[1]
         roots = np.array([ends[divmod(at, steps)] for at in range(lanes.first_node.size)], np.int64)
         before = worked_before(durations.piece_ns)
-        source, target = edges.source.astype(np.int64), edges.target.astype(np.int64)
+        source, target = old.source.astype(np.int64), old.target.astype(np.int64)
         on_lane = source < nodes
         lane = np.where(on_lane, source, 0)
-        weights = edges.fixed_ns.copy()
-        with_work = len(edges.first_piece)
+        weights = old.fixed_ns.copy()
+        with_work = len(old.first_piece)
         behind = self.in_tail[lane[:with_work]]
-        begin = np.where(behind, edges.first_piece, self.cut_piece[lane[:with_work]])
-        weights[:with_work] += work_between(before, begin, edges.end_piece.astype(np.int64))
-        first_transfer = len(edges) - len(edges.transfer)
-        weights[first_transfer:] += np.append(durations.transfer_ns, 0)[edges.transfer]
+        begin = np.where(behind, old.first_piece, self.cut_piece[lane[:with_work]])
+        weights[:with_work] += work_between(before, begin, old.end_piece.astype(np.int64))
+        first_transfer = len(old) - len(old.transfer)
+        weights[first_transfer:] += np.append(durations.transfer_ns, 0)[old.transfer]
         source[:with_work] = np.where(behind, source[:with_work], roots[self.root[lane[:with_work]]])
 
         for_stages = np.zeros(nodes, np.bool_)
@@ -337,7 +314,7 @@ class _Tail(NamedTuple):
         to_lane = target < nodes
         wait = np.where(to_lane, target, 0)
         into = np.flatnonzero(~np.isin(np.arange(nodes), lanes.first_node))
-        along = np.arange(len(edges)) < len(into)
+        along = np.arange(len(old)) < len(into)
         # Messages between stages were placed anew: what is left of their waits takes no time.
         keep = to_lane & self.in_tail[wait] & (along | ~for_stages[wait])
         needed = np.zeros(nodes + recorded.joins.count, np.bool_)
@@ -345,4 +322,4 @@ class _Tail(NamedTuple):
         members = ~on_lane & ~to_lane
         needed[source[members & needed[target]]] = True
         keep |= ~to_lane & needed[target]
-        graph.add_all(source[keep], target[keep], weights[keep])
+        edges.add(source[keep], target[keep], weights[keep])

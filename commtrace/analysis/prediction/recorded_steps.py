@@ -114,6 +114,12 @@ class LaneTimes(NamedTuple):
         between = self.replayed[left] + np.rint((self.replayed[right] - self.replayed[left]) * share).astype(np.int64)
         return np.where(exact, self.replayed[behind], between)
 
+    def waited_ns(self, begin: Int64, end: Int64) -> Int64:
+        """Return how long the lane waited within each of these recorded intervals, none of which divides a wait."""
+        waited = worked_before(self.wait_end - self.wait_begin)
+        first = np.searchsorted(self.wait_begin, begin, side="left")
+        return np.asarray(waited[np.maximum(np.searchsorted(self.wait_begin, end, side="left"), first)] - waited[first])
+
 
 def lane_times(recorded: RecordedSteps, piece_ns: Int64, times: Int64, rank_index: int, step: int) -> LaneTimes:
     """Return the instants of a lane in a step, as recorded and as replayed with these pieces."""

@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from commtrace.capture.collectives.dispatcher import Capture, Captures, Original, is_traced, kernel_for
+from torch.autograd import Variable
+
+from commtrace.capture.collectives.dispatcher import Capture, Captures, Kernel, Original, is_traced, kernel_for
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import OPERATIONS, Arguments, Operation, Payload, flat_tensors
 from commtrace.capture.device.clock import Mark, is_on_device, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.instances import instances_of
-from commtrace.capture.native import Facts
+from commtrace.capture.native import Native, facts_of
 from commtrace.capture.records import (
     ENDED,
     NUMBER,
@@ -58,11 +60,6 @@ class HostCall:
     @property
     def id(self) -> int:
         return self.completion[NUMBER]
-
-    @property
-    def end(self) -> int:
-        """Return the time at which its end was seen; 0 before that."""
-        return self.completion[ENDED]
 
 
 class NativeBucket(NamedTuple):
@@ -149,6 +146,10 @@ class CppCalls:
         """Note the end of what is over by now. What runs behind something that goes on is not asked."""
         if self._native is not None:
             self._native.core.ask_buckets()
+        if self._asked:
+            self._ask_in_order()
+
+    def _ask_in_order(self) -> None:
         asked, append, end = self._asked, self._tracer.append, 0
         while asked:
             try:
@@ -171,7 +172,7 @@ class CppCalls:
         if self._native is None or known is None:
             self._call_back()
             return last
-        facts, end = Facts(*known[0]), known[1]
+        facts, end = facts_of(known[0]), known[1]
         if last is not None and last.id > facts.id:
             self._call_back()
             return last
@@ -226,7 +227,7 @@ class CppCalls:
         issued.completion[WAITED] = end
         # What follows the end of the communication is the reducer copying gradients: work, not a stall. One that was
         # over before the wait stalled no stream.
-        end = min(end, issued.end) if issued.end else end
+        end = min(end, issued.completion[ENDED] or end)
         if end > start:
             tracer.append((stall_rows, schema.STALL, issued.launch, issued.id, tracer.coordinates, start, end))
 
@@ -287,10 +288,6 @@ class ReducerCapture:
         if native is not None:
             native.core.watch_reducer(self.has_seen_ddp, self._issued.devices is not None)
 
-    def begin_backward(self, task: int) -> None:
-        """Be told by the native part of the first bucket in a backward pass."""
-        self._around_the_reducer(task)
-
     def sent(self, issued: CppCall, work: Work, task: int) -> None:
         """Take a communication of the reducer in a backward pass; if ``task`` is −1, of C++ that waits for it."""
         if task == -1:
@@ -299,7 +296,7 @@ class ReducerCapture:
             return
         backward = self._backward
         if backward is None or backward.task != task:
-            backward = self._around_the_reducer(task)
+            backward = self.begin_backward(task)
         backward.last_launch = issued
         if type(issued) is HostCall:
             self._issued.ask_later(issued, work)
@@ -309,7 +306,7 @@ class ReducerCapture:
     def sent_by_python(self, task: int) -> None:
         """Mark the reducer's wait for the future of a communication hook, in a backward pass."""
         if self._issued.devices is not None:
-            self._around_the_reducer(task)
+            self.begin_backward(task)
 
     def _watching(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -324,28 +321,30 @@ class ReducerCapture:
 
     def _communicating_in_cpp(self, original: Callable[..., object]) -> Callable[..., object]:
         """Wrap a function that communicates in C++ and waits there. Kernels are used at least while it runs."""
-        thread, kernels = self._tracer.thread, self._kernels
+        native, kernels = self._tracer.native, self._kernels
+        say_that_it_waits: Callable[[bool], None] = (
+            functools.partial(setattr, self._tracer.thread, "waits_in_cpp")
+            if native is None
+            else native.core.set_waits_in_cpp
+        )
 
         def begin(_args: tuple[object, ...], _kwargs: dict[str, object]) -> tuple[bool]:
             self._sent_outside = None
-            thread.waits_in_cpp = True
+            say_that_it_waits(True)
             installs = kernels is not None and not kernels.installed
             if installs:
                 self._watch()
             return (installs,)
 
         def end(begun: tuple[bool], _result: object) -> None:
-            thread.waits_in_cpp = False
-            self._has_waited_itself()
+            say_that_it_waits(False)
+            sent, self._sent_outside = self._sent_outside, None
+            if isinstance(sent, DeviceCall):
+                self._issued.stalled(sent, sent.launch.start, self._issued.mark(sent))
             if begun[0] and kernels is not None and not self.has_seen_ddp:  # Another thread may have made one.
                 kernels.uninstall()
 
         return self._hooks.around(begin, end)(original)
-
-    def _has_waited_itself(self) -> None:
-        sent, self._sent_outside = self._sent_outside, None
-        if isinstance(sent, DeviceCall):
-            self._issued.stalled(sent, sent.launch.start, self._issued.mark(sent))
 
     def _watch_from_now_on(self) -> None:
         self.has_seen_ddp = True
@@ -358,11 +357,12 @@ class ReducerCapture:
             if not self._hooks.active:  # A signal's handler has stopped the recording meanwhile.
                 self._kernels.uninstall()
 
-    def _around_the_reducer(self, task: int) -> _Backward:
+    def begin_backward(self, task: int) -> _Backward:
+        """Take marks around the reducer's callback of a backward pass, of which it sends the first bucket."""
         backward = self._backward
         if backward is None or backward.task != task:
             self._backward = backward = _Backward(task, self._tracer, self._issued)
-            backward.queue()
+            _queue_callback(backward.before)
         return backward
 
 
@@ -378,10 +378,7 @@ class _Backward:
         self._awaited: AwaitedBucket | None = None
         self._start: Mark = None
 
-    def queue(self) -> None:
-        _queue_callback(self._before)
-
-    def _before(self) -> None:
+    def before(self) -> None:
         try:
             awaited = self._awaited = self._issued.about_to_wait(self.last_launch, self.task)
             if awaited is not None:
@@ -408,14 +405,15 @@ class _Backward:
             self._tracer.failed(PART, error)
 
 
-def _queue_callback(callback: Callable[[], None]) -> None:
-    from torch.autograd import Variable
-
-    Variable._execution_engine.queue_callback(callback)
+_queue_callback: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
+"""Has a function called at the end of this thread's backward pass, behind those that were queued before."""
 
 
 _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
 """c10d operators that DDP's C++ issues, with the method of ``ProcessGroup`` that takes the same tensors."""
+
+_BUCKETS: Final = "allreduce_"
+"""The operator of buckets, which the native part records."""
 
 
 class ReducerKernels:
@@ -426,21 +424,46 @@ class ReducerKernels:
         self._issued = issued
         self._reducer = reducer
         self._captures = Captures(tracer.thread)
-
-    @property
-    def installed(self) -> bool:
-        return bool(self._captures)
+        self.installed = False
 
     def install(self) -> None:
-        if self._captures:
+        if self.installed:
             return
+        self.installed = True
+        native = self._tracer.native
+        if native is not None:
+            self._configure(native)
         for name, method in _OPERATIONS.items():
-            kernel = kernel_for("c10d", name)
+            kernel = kernel_for("c10d", name, self._native_kernel if native is not None and name == _BUCKETS else None)
             if kernel is not None:
                 self._captures.take(kernel, self._capture(method))
 
     def uninstall(self) -> None:
+        if self.installed and self._tracer.native is not None:
+            self._tracer.native.core.end_hooks()
         self._captures.release()
+        self.installed = False
+
+    def _configure(self, native: Native) -> None:
+        import torch
+
+        operation = OPERATIONS[_OPERATIONS[_BUCKETS]]
+        native.core.configure_hooks(
+            failed=functools.partial(self._tracer.failed, PART),
+            graph_task=torch._C._current_graph_task_id,
+            current_node=None,
+            begin_backward=self._reducer.begin_backward,
+            all_reduce=schema.NOT_APPLICABLE,
+            operation=native.operation(operation),
+            name=native.code(operation.name),
+        )
+
+    def _native_kernel(self, kernel: Kernel) -> Original:
+        from torch.distributed import ProcessGroup, Work
+
+        assert self._tracer.native is not None
+        make: Callable[..., Original] = self._tracer.native.core.Kernel
+        return make(kernel.redispatch, kernel.backends, kernel.call, ProcessGroup.unbox, Work.unbox)
 
     def _capture(self, method: str) -> Capture:
         import torch

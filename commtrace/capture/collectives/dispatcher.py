@@ -35,11 +35,11 @@ class Kernel:
         self.overload = overload
         self.capture: Capture | None = None
         # Not OpOverload._op_dk: that throws and catches exceptions of C++ until it has found out what a group is.
-        self._redispatch = overload._handle.redispatch_boxed
-        self._backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
+        self.redispatch = overload._handle.redispatch_boxed
+        self.backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
     def call(self, keys: DispatchKeySet, /, *arguments: object, **keywords: object) -> object:
-        original = functools.partial(self._redispatch, keys & self._backends)
+        original = functools.partial(self.redispatch, keys & self.backends)
         capture = self.capture
         return original(*arguments, **keywords) if capture is None else capture(original, arguments, keywords)
 
@@ -89,8 +89,11 @@ def default_overload(namespace: str, name: str) -> OpOverload | None:
     return overload
 
 
-def kernel_for(namespace: str, name: str) -> Kernel | None:
-    """Return the kernel of an operator's default overload; None where this version of torch does not have it."""
+def kernel_for(namespace: str, name: str, native: Any = None) -> Kernel | None:
+    """Return the kernel of an operator's default overload; None where this version of torch does not have it.
+
+    ``native`` makes of a kernel the function of C that torch calls in its place.
+    """
     import torch
 
     overload = default_overload(namespace, name)
@@ -100,7 +103,8 @@ def kernel_for(namespace: str, name: str) -> Kernel | None:
     with _lock:
         if qualified not in _kernels:
             kernel, library = Kernel(overload), torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-            library.impl(name, kernel.call, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+            call = kernel.call if native is None else native(kernel)
+            library.impl(name, call, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
             _kernels[qualified] = kernel, library
         return _kernels[qualified][0]
 

@@ -108,7 +108,7 @@ class DeviceCalls:
         """Remember an operation that C++ launched, until :meth:`stalled` reports its wait."""
         if isinstance(call, CapturedCall):
             call.stamps.launched(call)
-            call.stamps.ends_here(call)
+            call.stamps.ends_here(call, has_run=False)
             return
         # Neither waited for here nor called back, which would give its end. Work.wait releases tensors that are in use.
         # A callback on the future runs on one of torch's 32 pooled streams, behind the operation: communicators and
@@ -350,7 +350,7 @@ class DeviceCalls:
             return
         if work is not None:
             self.forget(work)
-        first.stamps.ends_here(first)
+        first.stamps.ends_here(first, has_run=True)
         self._streams.captured(first)
 
     def _returned(self, calls: tuple[DeviceCall, ...]) -> None:

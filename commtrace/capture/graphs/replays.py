@@ -93,7 +93,10 @@ class GraphReplays:
     def _capture_ends(self, arguments: Arguments, _keywords: Keywords) -> _Ended:
         # Before the original: a stream is no longer captured after it, also if it raises.
         graph = arguments[0]
-        return graph, self._tracer.captures.end(graph)
+        contents = self._tracer.captures.end(graph)
+        if contents is not None and contents.stamps is not None:
+            contents.stamps.complete()
+        return graph, contents
 
     def _capture_ended(self, ended: _Ended, result: object) -> None:
         graph, contents = ended

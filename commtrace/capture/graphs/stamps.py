@@ -151,8 +151,8 @@ class GraphStamps:
         else:
             call.start_stamp, call.last_node, call.has_one_start = started
 
-    def ends_here(self, call: CapturedCall) -> None:
-        """Stamp its end: the current stream has run it, or nobody will be seen to wait for it."""
+    def ends_here(self, call: CapturedCall, *, has_run: bool) -> None:
+        """Stamp its end: the current stream ``has_run`` it, or nobody will be seen to wait for it."""
         if call.reason or call.end_stamp >= 0 or call.start_stamp < 0:
             return
         ended = self._core.stamp_end(self._number, _index(call.device), call.first_node, call.last_node)
@@ -160,7 +160,7 @@ class GraphStamps:
             call.reason = ended
             return
         call.end_stamp, is_on_origin = ended
-        if is_on_origin:
+        if is_on_origin and has_run:
             call.from_stamp, call.is_awaited = call.start_stamp, True
 
     def frontier(self, device: int | None) -> Frontier:
@@ -195,14 +195,17 @@ class GraphStamps:
             self._core.close_stamps(self._number, self._graph_id, False)
         self._number = _NO
 
-    def close(self) -> None:
-        """End the capture: communication that nobody was seen to wait for has ended with its last node."""
+    def complete(self) -> None:
+        """Add what is missing, before the capture ends: what nobody was seen to wait for ends with its last node."""
         for call in self._calls:
-            self.ends_here(call)
+            self.ends_here(call, has_run=False)
             call.is_joined = True  # for waits of other streams that come later
+        self._calls.clear()
+
+    def close(self) -> None:
+        """Have replays read from now on: the capture has ended."""
         if self._number >= 0:
             self._core.close_stamps(self._number, self._graph_id, True)
-        self._calls.clear()
 
     # Once it is captured
 

@@ -7,24 +7,13 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Final, Protocol
+from typing import Final
 
-from commtrace._compile_safe import do_nothing, wrap_with_callbacks
+from commtrace._compile_safe import StepListener, step_hooks
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
-
-
-class StepListener(Protocol):
-    """Record the steps of optimizers."""
-
-    def before_step(self, optimizer: object) -> None: ...
-
-    def after_step(self, optimizer: object) -> None: ...
-
-    def failed(self, error: Exception) -> None:
-        """Handle an exception of one of these."""
 
 
 class StepHooks:
@@ -33,10 +22,6 @@ class StepHooks:
     def __init__(self) -> None:
         self.listener: StepListener | None = None
         self._is_registered = False
-
-    @property
-    def active(self) -> bool:
-        return self.listener is not None
 
     def failed(self, error: Exception) -> None:
         if self.listener is not None:
@@ -51,19 +36,11 @@ class StepHooks:
 
         if _is_called_from(optimizer.__file__):
             return False
-        hook = functools.partial(wrap_with_callbacks, do_nothing, is_dynamo_compiling, self, end=do_nothing)
-        optimizer.register_optimizer_step_pre_hook(hook(begin=self._before_step))
-        optimizer.register_optimizer_step_post_hook(hook(begin=self._after_step))
+        before_step, after_step = step_hooks(is_dynamo_compiling, self)
+        optimizer.register_optimizer_step_pre_hook(before_step)
+        optimizer.register_optimizer_step_post_hook(after_step)
         self._is_registered = True
         return True
-
-    def _before_step(self, arguments: tuple[object, ...], _keywords: dict[str, object]) -> None:
-        if self.listener is not None:
-            self.listener.before_step(arguments[0])
-
-    def _after_step(self, arguments: tuple[object, ...], _keywords: dict[str, object]) -> None:
-        if self.listener is not None:
-            self.listener.after_step(arguments[0])
 
 
 STEP_HOOKS: Final = StepHooks()
@@ -85,7 +62,7 @@ class OptimizerPhase:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._local = threading.local()
+        self._opened = _Opened()
         self._replaced = Hooks(PART, tracer)
 
     def install(self) -> None:
@@ -143,35 +120,39 @@ class OptimizerPhase:
 
     def before_step(self, optimizer: object) -> None:
         """Begin a phase, if no other optimizer is stepping."""
-        for listener in tuple(self._tracer.optimizer_listeners):
+        tracer = self._tracer
+        for listener in tuple(tracer.optimizer_listeners):
             listener()
-        stack = self._stack()
+        stack = self._opened.stack
         # A step that raised left its entry behind: torch calls the second hook only after success.
-        while any(opened is optimizer for opened, _ in stack):
+        while stack and any(opened is optimizer for opened, _ in stack):
             stack.pop()
-        if self._tracer.open_optimizers > 0:
-            self._tracer.steps.optimizer_is_part_of_another(optimizer)
+        if tracer.open_optimizers > 0:
+            tracer.steps.optimizer_is_part_of_another(optimizer)
             stack.append((optimizer, None))
             return
-        self._tracer.steps.optimizer_begins(optimizer)
-        stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
+        tracer.steps.optimizer_begins(optimizer)
+        stack.append((optimizer, tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
 
     def after_step(self, optimizer: object) -> None:
-        stack = self._stack()
-        if not any(opened is optimizer for opened, _ in stack):
+        stack = self._opened.stack
+        while stack and stack[-1][0] is not optimizer:
+            if not any(opened is optimizer for opened, _ in stack):
+                return
+            stack.pop()
+        if not stack:
             return
-        opened, span = stack.pop()
-        while opened is not optimizer:
-            opened, span = stack.pop()
+        _, span = stack.pop()
         if span is not None:
             self._tracer.leave(span)
             self._tracer.steps.optimizer_ended(optimizer)
 
-    def _stack(self) -> list[tuple[object, Span | None]]:
-        if not hasattr(self._local, "stack"):
-            self._local.stack = []
-        stack: list[tuple[object, Span | None]] = self._local.stack
-        return stack
+
+class _Opened(threading.local):
+    """The optimizers that step on a thread, the innermost last, with their phases."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[object, Span | None]] = []
 
 
 def _register(_args: tuple[object, ...], _kwargs: dict[str, object]) -> None:

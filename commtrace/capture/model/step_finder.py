@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 8
 """Optimizers that did not step are given up after so many steps per optimizer of the loop:
 a critic that is trained five times as often as its generator is waited for."""
+
+
+_graph_task: Final[Callable[[], int]] = torch._C._current_graph_task_id
+"""Returns the number of the backward pass that this thread is in; −1 outside of one."""
 
 
 class StepMarker(Protocol):
@@ -95,7 +100,9 @@ class StepFinder:
             self._stepped_alone.clear()
 
     def optimizer_begins(self, optimizer: object) -> None:
-        if not self.finding or self._has_computed:
+        if not self.finding:
+            return
+        if self._has_computed:
             self._work_begins()
         elif id(optimizer) not in self._stepped_alone:
             self._stepped_alone.add(id(optimizer))
@@ -116,23 +123,25 @@ class StepFinder:
         return True
 
     def work_begins(self) -> None:
-        if self.finding and self._cycle and not _is_in_backward():
-            self._cycle_ends()
-        self._work_begins()
-
-    def _work_begins(self) -> None:
         if not self.finding:
             return
+        if self._cycle and _graph_task() == -1:
+            self._cycle_ends()
+        if not self._worked or self._has_left or self._ends_with_backward:
+            self._work_begins()
+
+    def _work_begins(self) -> None:
         if not self._has_computed:
             self._has_computed = True
             self._begin_first_step()
             if self._stepped_alone:
                 self._tracer.restart_step()
-        elif self._ends_with_backward and not _is_in_backward():
+        elif self._ends_with_backward and _graph_task() == -1:
             self._cut()  # the end of that backward was not seen
         if self._is_set_up and not self._worked:
             self._tracer.restart_step()
-        self._return()  # What was taken for an evaluation has not ended: it was none.
+        if self._has_left:
+            self._return()  # What was taken for an evaluation has not ended: it was none.
         self._worked = True
 
     def iteration_begins(self) -> None:
@@ -200,14 +209,16 @@ class StepFinder:
             self._missing.update(self._former)
             self._former.clear()
         is_new = number not in self._references
-        self.optimizer_made(optimizer)
+        if is_new:
+            self.optimizer_made(optimizer)
         if not self._has_computed:
             return
         self._missing.discard(number)
         self._of_step += 1
         self._updates.add(optimizer)
         self._cycle[number] = None
-        self._find_pace()
+        if self._pace is None and self._cycles_of_step:
+            self._find_pace()
         if self._pace is not None:
             if self._pace in self._cycle and not self._cycle_ended_step:
                 self._end_iteration()
@@ -221,7 +232,7 @@ class StepFinder:
 
     def _end_iteration(self) -> None:
         self._cycle_ended_step = True
-        if _is_in_backward():
+        if _graph_task() != -1:
             self._ends_with_backward = True
         else:
             self._cut()
@@ -240,9 +251,7 @@ class StepFinder:
         self._cycle_ended_step = False
 
     def _find_pace(self) -> None:
-        """Find the optimizer that steps in all cycles, if steps as they are found hold several of them."""
-        if self._pace is not None or not self._cycles_of_step:
-            return
+        """Find the optimizer that steps in all cycles: steps as they are found hold several of them."""
         if self._has_joint_updates or len(self._cycle) > 1:
             always = (number for number in tuple(self._cycle) if self._cycles_with.get(number, 0) == self._cycles)
             self._pace = next(always, None)
@@ -303,7 +312,3 @@ class StepFinder:
         self._cycles_with.pop(number, None)
         if self._pace == number:
             self._forget_cycles()
-
-
-def _is_in_backward() -> bool:
-    return int(torch._C._current_graph_task_id()) != -1

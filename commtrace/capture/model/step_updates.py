@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from commtrace.trace.topology import Iterations
@@ -12,21 +11,30 @@ _MOST_NAMES: Final = 16
 """Number of classes of optimizers that are told apart."""
 
 
+_Counts: TypeAlias = "dict[tuple[int, str], int]"
+"""Updates of a step by the id and the class of the optimizer."""
+
+
 class StepUpdates:
     def __init__(self) -> None:
-        self._of_step: Counter[tuple[int, str]] = Counter()
+        self._of_step: _Counts = {}
+        self._of_step_before: _Counts = {}
         self._known: Iterations | None = None
 
     def add(self, optimizer: object) -> None:
-        self._of_step[id(optimizer), type(optimizer).__name__] += 1
+        key = id(optimizer), type(optimizer).__name__
+        self._of_step[key] = self._of_step.get(key, 0) + 1
 
     def step_ended(self) -> Iterations | None:
         """Return what is known of all steps if this one has changed it, and some hold more than one iteration."""
-        of_step, self._of_step = self._of_step, Counter()
+        of_step, before = self._of_step, self._of_step_before
         if not of_step:
             return None
-        most = max(of_step.values())
+        self._of_step, self._of_step_before = {}, of_step
         known = self._known
+        if known is not None and known["most"] and of_step == before:  # as nearly always
+            return None
+        most = max(of_step.values())
         if known is None:
             changed: Iterations = {"first": most, "fewest": 0, "most": 0, "updates": _by_name({}, of_step)}
         elif not known["most"]:  # from now on of the later steps
@@ -42,7 +50,7 @@ class StepUpdates:
         return changed if changed != known and max(changed["first"], changed["most"]) > 1 else None
 
 
-def _by_name(known: dict[str, list[int]], of_step: Counter[tuple[int, str]]) -> dict[str, list[int]]:
+def _by_name(known: dict[str, list[int]], of_step: _Counts) -> dict[str, list[int]]:
     """Widen the fewest and the most updates of an optimizer of each class by those of a step."""
     bounds = {name: list(fewest_and_most) for name, fewest_and_most in known.items()}
     for (_, name), count in of_step.items():

@@ -9,8 +9,9 @@ from typing import Annotated, Final
 
 import typer
 
-from commtrace.analysis.chain import analyse
 from commtrace.analysis.communication.baseline import read_baseline
+from commtrace.analysis.prediction.predict import StepModel, steps_drawn
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.aceso import predict_aceso, search_profile
 from commtrace.cli.arguments import STEPS_HELP, JsonOption, given_memory_gib
 from commtrace.cli.found_layouts import print_search, search_json
@@ -102,10 +103,10 @@ def search(
 ) -> None:
     """Print the layouts in which a recorded or profiled job should train fastest, with their memory.
 
-    What a layer takes, and the bandwidths, are measured in the run; memory follows from formulas. The fastest layout
-    that assumes nothing else comes first, and a faster one with assumptions stands beside it. The search varies tp, pp,
-    dp, microbatches, chunks, the layers of the first and the last stage, and recomputation, with --cp and --ep also
-    these; the global batch stays. Of a folder of Aceso's profiles, and a JSON file of its model, it divides the
+    What a layer takes, and the bandwidths, are measured in the run; memory follows from formulas. Layouts are ranked as
+    far as real runs had such changes in the predicted order; the others are candidates to measure. The search varies
+    tp, pp, dp, microbatches, chunks, the layers of the first and the last stage, and recomputation, with --cp and --ep
+    also these; the global batch stays. Of a folder of Aceso's profiles, and a JSON file of its model, it divides the
     measured operators. Ends with 1 if no layout fits.
     """
     if aceso is not None:
@@ -124,23 +125,25 @@ def search(
         raise ConfigurationError("--output writes a configuration of Aceso: it needs a folder of Aceso's profiles")
     _check_run_first(measured, job or ())
     given = dict(given_bandwidths(bandwidth or ()))
-    analysis = analyse(measured, steps)
-    world_size = max(trace.metadata.world_size for trace in analysis.recorded.ranks.values())
-    model, layout, notes = _job(job, world_size) if job else recorded_job(analysis.recorded)
-    costs = measure_costs(analysis, model, layout)
+    run = open_run(measured, steps)
+    recorded = run.recorded
+    world_size = max(trace.metadata.world_size for trace in recorded.ranks.values())
+    model, layout, notes = _job(job, world_size) if job else recorded_job(recorded)
+    drawn = run.read_steps(steps_drawn(run.steps.used, len(run.aligned.ranks)))
+    costs = measure_costs(StepModel.observed(drawn), model, layout)
     links = costs.links.with_given(given, None if baseline is None else read_baseline(baseline))
     predictor = Predictor(costs, gpus_per_node or costs.gpus_per_node, links)
     sequences = global_batch or layout.microbatch * layout.microbatches * layout.dp
     tried = (_listed("--cp", cp), _listed("--ep", ep))
     found = search_layouts(predictor, gpus or world_size, round(memory_gib * _GIB), sequences, top, *tried)
-    named = (*found.best, found.chosen, found.assuming)
+    named = (*found.best, found.chosen, *found.candidates)
     of_plans = _of_plans(model, [layout, *(one.layout for one in named if one is not None)])
     notes = (*notes, *costs.notes, *of_plans, *_of_cp_and_ep(model, layout, *tried))
     if json_output:
         typer.echo(json.dumps(search_json(predictor, found, sequences, memory_gib, notes), indent=2))
     else:
         print_search(wide_console(), predictor, found, memory_gib, notes)
-    raise typer.Exit(0 if found.best else 1)
+    raise typer.Exit(0 if found.best or found.candidates else 1)
 
 
 def _check_run_first(measured: Path, job: Sequence[str]) -> None:

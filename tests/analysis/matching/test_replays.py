@@ -14,7 +14,7 @@ from commtrace.analysis.summary import Summary, summarise
 from commtrace.planning.call_counts import count_calls, shape
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from tests.graphed_runs import MS, OPERATIONS, graph_mark, replay, write_run
+from tests.graphed_runs import MS, OPERATIONS, STAMPS, graph_mark, replay, write_run
 from tests.trace.rows import row, write_rank
 
 
@@ -148,3 +148,74 @@ def test_little_that_is_replayed_keeps_nothing_from_being_judged() -> None:
     assert ReplayedShare(0, 0).sentences() == ()
     (sentence,) = ReplayedShare(3, 100).plus(ReplayedShare(47, 0)).sentences()
     assert sentence.startswith("50% of the step is replayed")
+
+
+# With stamps
+
+
+def times(summary: Summary) -> dict[str, tuple[object, ...]]:
+    """What is said of each operation, but for whether it came from a graph."""
+    return {
+        row.operation: (
+            row.count, row.num_bytes, row.unmatched, row.duration_p50_ns, row.busbw_gbps, row.wait_ns, row.hidden_ns,
+            row.exposed_ns,
+        )
+        for row in summary.communication
+    }  # fmt: skip
+
+
+def test_stamped_calls_have_the_times_of_the_job_without_graphs(eager: Path, tmp_path: Path) -> None:
+    stamped = write_run(tmp_path / "stamped", is_graphed=True, waits_ms={0: (10, 10, 10), 1: (10, 10, 10)})
+    without, replayed = summarise(eager), summarise(stamped)
+
+    assert times(replayed) == times(without)
+    assert sent(replayed) == sent(without)
+    assert [row.replayed for row in replayed.communication] == [0, 0, 0]
+    assert (replayed.missing, without.missing) == (0, 0)
+    shapes = [shape(count_calls(analyse(folder)).usual(1).counts) for folder in (eager, stamped)]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_replay_that_is_stamped_throughout_is_compute_and_stalls(tmp_path: Path) -> None:
+    waits = (10, 10, 2)  # the last is waited for 2 ms after its launch, and takes 5
+    for rank in summarise(write_run(tmp_path, is_graphed=True, waits_ms={0: waits, 1: waits})).ranks:
+        assert rank.part("replay") == 0
+        assert rank.part("exposed") == pytest.approx(13 * MS, abs=2)
+        assert rank.part("compute") == pytest.approx(77 * MS, abs=2)
+        assert rank.hidden_ns == pytest.approx(12 * MS, abs=4)
+
+
+def test_a_rank_without_times_leaves_the_others_unmatched(tmp_path: Path) -> None:
+    summary = summarise(write_run(tmp_path, is_graphed=True, waits_ms={0: (10, 10, 10)}))
+    rows = {row.operation: row for row in summary.communication}
+
+    assert rows["all_gather"].count == 12
+    assert rows["all_gather"].replayed == 6
+    assert summary.missing == 0
+    by_rank = {rank.rank: rank.part("replay") for rank in summary.ranks}
+    assert by_rank == {0: 0, 1: 80 * MS}
+
+
+def test_doctor_says_how_many_are_stamped_and_why_others_are_not(tmp_path: Path) -> None:
+    changes = {"stamps": STAMPS[:2], "unstamped": {"the driver has refused": 1}}
+    waits = dict.fromkeys(range(2), (10, 10, 10))
+    write_run(tmp_path, is_graphed=True, waits_ms=waits, changes=dict.fromkeys(range(2), changes))
+
+    (replays,) = examine(tmp_path, now_ns=0).coverage.replays
+    assert replays.sentence.endswith("some with device times of their own.")
+    assert replays.stamped is not None
+    assert replays.stamped.sentence == (
+        "2 of 3 calls per step have device times of their own, by stamps; 1 have none: the driver has refused; "
+        "1 stamp in 13,333 µs of the replays."
+    )
+    assert {rank.part("replay") for rank in summarise(tmp_path).ranks} == {80 * MS}
+
+
+def test_what_was_overwritten_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path, is_graphed=True, waits_ms={0: (10, 10, 10)})
+
+    (replays,) = examine(tmp_path, now_ns=0).coverage.replays
+    assert replays.stamped is not None
+    assert replays.stamped.lost == 1.5
+    assert "the times of 1.5 were lost" in replays.stamped.sentence
+    assert replays.to_json()["stamped"] == replays.stamped.to_json()

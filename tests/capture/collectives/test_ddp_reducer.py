@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from commtrace.capture.records import ENDED
 from commtrace.capture.threads import CompletionCallbacks
 from tests.capture.recording import Recording, of_all_reduce
 from tests.process_groups import world_group
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -187,9 +187,7 @@ def test_a_thread_of_cpp_has_no_python_below_the_kernel(alone: Recording) -> Non
     arguments = ([torch.ones(5)], group.boxed(), *of_all_reduce())
     _thread.start_new_thread(torch.ops.c10d.allreduce_.default._op, arguments)
 
-    deadline = time.monotonic() + 20
-    while len(alone.communications()) == before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(alone.communications()) > before)
     (row,) = alone.communications()[before:]
     assert (row.name, row.bytes) == ("all_reduce", 20)
     assert alone.warnings() == []

@@ -18,6 +18,7 @@ from commtrace.capture.hangs.stack_timer import NoStackTimerError, StackTimer
 from commtrace.trace.files.file_calls import HERE
 from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.side_files import read_stack
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs timers of Linux"),
@@ -62,10 +63,7 @@ def files_in_memory() -> set[int]:
 
 
 def wait_until_removed(path: Path) -> None:
-    deadline = time.monotonic() + 10
-    while path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not path.exists())
 
 
 def test_the_main_thread_is_found_in_code_that_keeps_the_lock(timer: StackTimer, path: Path) -> None:
@@ -110,8 +108,7 @@ def test_a_signal_that_is_on_its_way_at_the_end_ends_nobody(timer: StackTimer, p
     signal.pthread_sigmask(signal.SIG_BLOCK, {timer.signal})
     try:
         timer.set(0.001)
-        while timer.signal not in signal.sigpending():
-            time.sleep(0.001)
+        until(lambda: timer.signal in signal.sigpending())
         timer.close()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {timer.signal})  # Without a handler the process ends here.

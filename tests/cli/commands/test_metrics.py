@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
-from tests.e2e.prometheus import until
 from tests.exporters.otlp.receiver import attributes, receiving
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
+from tests.waiting import until
 
 runner = CliRunner()
 
@@ -116,7 +116,7 @@ def test_prometheus_is_told_where_they_are_served(recorded: Path, tmp_path: Path
                 with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
                     return 'commtrace_critical_path_steps_total{run_id="made-run"} 5.0' in answer.read().decode()
 
-            until(is_told, 60)  # its first look at the files is under way
+            until(is_told)  # its first look at the files is under way
         finally:
             serving.send_signal(2)
             serving.wait(30)

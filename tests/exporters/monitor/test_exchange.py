@@ -39,6 +39,7 @@ from commtrace.exporters.monitor.rendezvous import Address, AddressError
 from commtrace.exporters.monitor.store import MonitorStore
 from tests.exporters.monitor.conftest import TOKEN
 from tests.exporters.monitor.made_reports import report, stopped
+from tests.waiting import until
 
 LIMIT_SECONDS = 30.0
 """Bounded waits take 3 s, on a busy machine somewhat more; what nothing bounds never ends."""
@@ -134,8 +135,7 @@ def test_a_client_that_comes_as_the_monitor_ends_is_no_error(
     with socket.create_connection((server.address.host, server.address.port), timeout=LIMIT_SECONDS):
         ending = threading.Thread(target=server.close)
         ending.start()
-        while len(loop._ready) < 1:
-            time.sleep(0.001)
+        until(lambda: loop._ready)
         goes_on.set()
         ending.join()
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +123,3 @@ def run_steps(exporter: OtlpExporter, first: int, count: int) -> None:
 def is_settled(exporter: OtlpExporter) -> bool:
     """Whether it is known what became of every span."""
     return exporter.account.waiting == 0
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -33,9 +33,9 @@ from tests.exporters.otlp.made import (
     job_spans,
     live_rank,
     run_steps,
-    until,
 )  # fmt: skip
 from tests.exporters.otlp.receiver import attributes, free_port, receiving
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])

@@ -16,8 +16,9 @@ from commtrace.config import Config, OtlpConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.http import HttpMetrics, HttpSpans
-from tests.exporters.otlp.made import SECONDS, is_settled, job_spans, run_steps, until
+from tests.exporters.otlp.made import SECONDS, is_settled, job_spans, run_steps
 from tests.exporters.otlp.receiver import free_port, receiving
+from tests.waiting import until
 
 SECRET = "s3cret"
 SECONDS_OF_A_REQUEST = 1.0

@@ -24,8 +24,9 @@ from commtrace.exporters.otlp import process_sender as process_module
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.process_sender import ProcessSender
 from tests.e2e.launch import REPOSITORY
-from tests.exporters.otlp.made import SECONDS, live_rank, run_steps, until
+from tests.exporters.otlp.made import SECONDS, live_rank, run_steps
 from tests.exporters.otlp.receiver import attributes, receiving
+from tests.waiting import until
 
 CONFIG = Config(otlp=OtlpConfig(level="modules"))
 

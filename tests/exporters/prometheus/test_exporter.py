@@ -8,14 +8,16 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, write_to_textfile
 
 from commtrace.config import Config, PrometheusConfig
 from commtrace.errors import ConfigurationError
@@ -31,6 +33,7 @@ from commtrace.exporters.prometheus.exporter import (
 from commtrace.recorder import Recorder
 from tests.exporters.prometheus.steps import rank, summary
 from tests.trace.rows import mark, metadata
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -251,23 +254,31 @@ def test_the_textfile_holds_samples_with_identity_and_goes_with_the_run(
         wanted = (
             f'commtrace_last_step{{dp="1",local_rank="3",node="alpha",pp="0",rank="3",run_id="r1",tp="1"}} {step}.0'
         )
-        deadline = time.monotonic() + 30
-        while not (path.exists() and wanted in path.read_text()):
-            assert time.monotonic() < deadline, path.read_text() if path.exists() else "no file"
-            time.sleep(0.01)
+        until(partial(_holds, path, wanted))
     exporter.close()
 
     assert list(tmp_path.iterdir()) == []
+
+
+def _holds(path: Path, line: str) -> bool:
+    return path.exists() and line in path.read_text()
 
 
 def test_a_textfile_that_cannot_be_written_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporter_module, "SECONDS_BETWEEN", 0.01)
+    attempts = SimpleQueue[str]()
+
+    def write(path: str, registry: CollectorRegistry) -> None:
+        attempts.put(path)
+        write_to_textfile(path, registry)
+
+    monkeypatch.setattr(exporter_module, "write_to_textfile", write)
     exporter = TextfileExporter(Config(prometheus=PrometheusConfig(textfile=tmp_path / "missing")), rank(tmp_path))
     for step in range(5):
         exporter.step(summary(step), [])
-        time.sleep(0.03)
+        attempts.get(timeout=60)
     exporter.close()
 
     assert [record.getMessage().split("(")[0] for record in caplog.records] == [

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 import commtrace
 from commtrace.config import BaselineConfig
+from tests.waiting import until
 
 SECONDS = 60.0
 
@@ -24,10 +24,7 @@ SECONDS = 60.0
 def started(directory: Path) -> str:
     """The address of the endpoint, once the first step is told."""
     path = directory / "prometheus" / "rank-00000.json"
-    deadline = time.monotonic() + SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, "no target file"
-        time.sleep(0.05)
+    until(path.exists)
     return f"http://{json.loads(path.read_text())[0]['targets'][0]}/metrics"
 
 
@@ -45,10 +42,7 @@ def test_every_step_is_told_also_those_that_the_trace_holds_as_sums(tmp_path: Pa
             with commtrace.step(step), commtrace.span("work"):
                 commtrace.count(tokens=10)
         url = started(tmp_path)
-        deadline = time.monotonic() + SECONDS
-        while value(url, "commtrace_step_duration_seconds_count") < 12:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: value(url, "commtrace_step_duration_seconds_count") >= 12)
         assert value(url, "commtrace_last_step") == 11
         assert value(url, "commtrace_tokens_total") == 120
         parts = [value(url, f"commtrace_{part}_seconds_total") for part in ("work", "bubble", "checkpoint")]
@@ -78,10 +72,7 @@ def test_a_baseline_that_cannot_be_used_is_one_warning_and_all_else_is_served(
             with commtrace.step(step), commtrace.span("work"):
                 pass
         url = started(run)
-        deadline = time.monotonic() + SECONDS
-        while value(url, "commtrace_last_step") < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: value(url, "commtrace_last_step") >= 2)
     finally:
         commtrace.stop()
 

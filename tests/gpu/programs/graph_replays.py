@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 tests/gpu/programs/graph_replays.py OUTPUT BACKEND
 
 The first steps run without a graph, one captures, and the rest replay, as torchtitan's trainer does. Writes
-``OUTPUT/rank-N.json`` (the result of each step) and ``OUTPUT/trace-N.json`` (torch.profiler's trace of the last ones).
+``OUTPUT/rank-N.json`` (the result of each step), ``OUTPUT/steps-N.json`` (how long each took, s) and
+``OUTPUT/trace-N.json`` (torch.profiler's trace of the last ones).
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ def main() -> None:
         return scattered.square().mean()
 
     stream, graph, results = torch.cuda.Stream(), torch.cuda.CUDAGraph(), []
+    seconds: list[float] = []
     loss = torch.zeros((), device=device)
 
     def train(step: int) -> None:
         nonlocal loss
+        begin = time.perf_counter()
         with commtrace.step(step):
             if step < EAGER_STEPS:
                 stream.wait_stream(torch.cuda.current_stream())
@@ -61,6 +64,7 @@ def main() -> None:
             norm = loss.clone()
             dist.all_reduce(norm)
             results.append(float(norm).hex())
+        seconds.append(time.perf_counter() - begin)
 
     for step in range(PROFILED_FROM):
         train(step)
@@ -72,6 +76,7 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(output / f"trace-{rank}.json"))
     (output / f"rank-{rank}.json").write_text(json.dumps(results))
+    (output / f"steps-{rank}.json").write_text(json.dumps(seconds))
     graph.reset()  # before the communicators that it uses
     dist.destroy_process_group()
 

@@ -41,5 +41,9 @@ QUESTIONS: Final = (
     "aborted group",
     "graph capture",
     "replays of graphs",
+    "events in graphs",
+    "cost of marks in graphs",
+    "replays without a synchronisation",
+    "stamps against kernels",
 )
 """In the order of the table."""

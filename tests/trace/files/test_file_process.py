@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from commtrace import side_process
 from commtrace.trace.files import file_process
 from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.rank_files import json_files_below, segment_paths, size_of
+from tests.waiting import until
 
 PATIENCE_SECONDS = 20.0
 
@@ -28,13 +29,6 @@ def files() -> Iterator[FileProcess]:
     process = FileProcess()
     yield process
     process.close()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
@@ -87,7 +81,7 @@ def _imported() -> list[str]:
 def test_it_ends_when_it_is_closed_and_answers_no_more(files: FileProcess) -> None:
     pid = files.call(os.getpid)
     files.close()
-    eventually(lambda: not is_alive(pid))
+    until(lambda: not is_alive(pid))
     with pytest.raises(OSError, match="has ended"):
         files.call(os.getpid)
 
@@ -143,13 +137,13 @@ def test_a_copy_follows_a_file_in_memory(files: FileProcess, tmp_path: Path) -> 
     remove = files.keep_copy(source, path)
     assert not path.exists()
     os.write(source, b"first")
-    eventually(lambda: path.exists() and path.read_bytes() == b"first")
+    until(lambda: path.exists() and path.read_bytes() == b"first")
     os.write(source, b", second")
-    eventually(lambda: path.exists() and path.read_bytes() == b"first, second")
+    until(lambda: path.exists() and path.read_bytes() == b"first, second")
     os.ftruncate(source, 0)
-    eventually(lambda: not path.exists())
+    until(lambda: not path.exists())
     os.pwrite(source, b"third", 0)
-    eventually(path.exists)
+    until(path.exists)
     remove()
     assert not path.exists()
     os.close(source)
@@ -169,7 +163,7 @@ def test_of_what_finds_no_room_nothing_is_left_until_there_is_some(files: FilePr
         time.sleep(0.01)
     assert not path.exists()
     files.call(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
-    eventually(lambda: path.exists() and path.stat().st_size == 10_000)
+    until(lambda: path.exists() and path.stat().st_size == 10_000)
 
 
 RANK = """
@@ -195,7 +189,7 @@ def test_it_ends_with_a_rank_that_is_killed_and_leaves_the_copy(tmp_path: Path, 
         pid, child = map(int, rank.stdout.readline().split())
         rank.kill()
     try:
-        eventually(lambda: not is_alive(pid))
+        until(lambda: not is_alive(pid))
         assert (tmp_path / "copy").read_bytes() == b"where it was"
     finally:
         if has_child == "fork":

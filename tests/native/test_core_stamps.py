@@ -1,0 +1,135 @@
+"""Stamps of graphs with the thread that reads them, in real time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.native import simulated_driver
+from tests.native.bare_core import BareCore
+from tests.native.simulated_driver import SimulatedDriver
+
+KERNEL_NS = 200_000
+
+
+class Stamped:
+    """The extension with its thread, and streams by thread."""
+
+    def __init__(self, driver: SimulatedDriver) -> None:
+        self.driver = driver
+        self.bare = BareCore()
+        self.core = self.bare.core
+        self._of_thread = threading.local()
+        driver.use_real_time()
+        self.core.use_clock(driver.host_clock)
+        self.bare.use_driver(driver, self._stream)
+
+    def _stream(self, _device: int) -> int:
+        return int(self._of_thread.__dict__.setdefault("stream", self.driver.create_stream()))
+
+    @property
+    def stream(self) -> int:
+        return self._stream(0)
+
+    def prepare(self) -> None:
+        self.core.mark()
+        assert self.core.prepare_stamps(True) == ""
+
+    def capture(self, graph_id: int, kernels: int = 1) -> tuple[int, int]:
+        """Capture as many stamped kernels; return the graph and its executable."""
+        core, stream = self.core, self.stream
+        self.driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+        number = core.begin_stamps(graph_id)
+        assert isinstance(number, int), number
+        for _ in range(kernels):
+            before = core.stamps_before(number, 0)
+            self.driver.kernel(stream, KERNEL_NS)
+            _, behind, has_one_start = core.stamp_start(number, before)
+            assert has_one_start
+            core.stamp_end(number, 0, before, behind)
+        graph = self.driver.end_capture(stream)
+        core.close_stamps(number, graph_id, True)
+        return graph, self.driver.instantiate(graph)
+
+    def read(self, count: int, timeout_seconds: float = 30.0) -> dict[int, dict[int, Any]]:
+        """The times of as many replays, by graph and number."""
+        deadline = time.monotonic() + timeout_seconds
+        found: dict[int, dict[int, Any]] = {}
+        while sum(map(len, found.values())) < count and time.monotonic() < deadline:
+            for graph, replay, _, times in self.core.take_stamps():
+                found.setdefault(graph, {})[replay] = np.frombuffer(times, np.int64)
+            self.driver.capture_status(self.stream)  # at a call of the driver, what is due is written
+            time.sleep(0.0005)
+        return found
+
+
+@pytest.fixture
+def stamped(driver: SimulatedDriver) -> Iterator[Stamped]:
+    stamped = Stamped(driver)
+    yield stamped
+    assert stamped.core.close_device(2_000)
+    stamped.core.use_clock(0)
+
+
+def test_a_thread_reads_all_of_500_replays(stamped: Stamped) -> None:
+    stamped.prepare()
+    _, executable = stamped.capture(7, kernels=3)
+    found: dict[int, Any] = {}
+    for _ in range(20):  # fewer at a time than there are slots: what is due is written as this thread gets a core
+        for _ in range(25):
+            stamped.driver.launch_graph(executable, stamped.stream)
+        found |= stamped.read(25)[7]
+
+    assert (sorted(found), stamped.core.stamps_lost()) == (list(range(500)), 0)
+    times = np.array([found[replay] for replay in range(500)])
+    assert (np.abs(times[:, 1::2] - times[:, ::2] - KERNEL_NS) < 1_000).all()
+    assert (np.diff(times[:, 0]) > 0).all()
+
+
+def test_graphs_come_and_go_in_threads(stamped: Stamped) -> None:
+    stamped.prepare()
+    failures: list[BaseException] = []
+
+    def work(first_id: int) -> None:
+        try:
+            stamped.driver.set_current(0)
+            for graph_id in range(first_id, first_id + 20):
+                graph, executable = stamped.capture(graph_id)
+                for _ in range(5):
+                    stamped.driver.launch_graph(executable, stamped.stream)
+                stamped.driver.call("cuStreamSynchronize", stamped.stream)
+                stamped.driver.call("cuGraphDestroy", graph)
+                stamped.driver.call("cuGraphExecDestroy", executable)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first_id,)) for first_id in (100, 200, 300)]
+    for thread in threads:
+        thread.start()
+    found = stamped.read(300)
+    for thread in threads:
+        thread.join(30)
+
+    assert failures == []
+    assert {graph: sorted(replays) for graph, replays in found.items()} == {
+        first + at: list(range(5)) for first in (100, 200, 300) for at in range(20)
+    }
+
+
+def test_the_thread_ends_while_replays_go_on(stamped: Stamped) -> None:
+    stamped.prepare()
+    _, executable = stamped.capture(1)
+    for _ in range(200):
+        stamped.driver.launch_graph(executable, stamped.stream)
+    stamped.read(10)
+    assert stamped.core.close_device(2_000)
+    assert stamped.core.take_stamps() == []
+    # The graph is replayed after the recording, and the memory of its stamps is still there.
+    for _ in range(10):
+        stamped.driver.launch_graph(executable, stamped.stream)
+    stamped.driver.call("cuStreamSynchronize", stamped.stream)

@@ -54,8 +54,9 @@ STAGES: Final = (
     Stage("graphs", 75.0),
     Stage("call_costs", 120.0),
     Stage("accuracy", 130.0),
-    Stage("steps", 190.0),
+    Stage("steps", 160.0),
     Stage("driver", 60.0),
+    Stage("leads", 30.0),
     Stage("megatron", 125.0),
     Stage("robustness", 80.0),
 )

@@ -34,7 +34,7 @@ def test_growth_is_that_of_the_line_through_all_samples_after_the_warm_up() -> N
     assert verdict.problems == ("memory grew by 16.0 MiB",)
 
 
-def test_a_thread_a_file_a_lost_span_and_longer_steps_are_told() -> None:
+def test_a_thread_a_file_a_lost_span_and_longer_steps_are_reported() -> None:
     def change(second: float) -> dict[str, float]:
         late = second > 90
         return {"threads": late, "files": 2 * late, "step_ns": 1e5 * (second > 70)}

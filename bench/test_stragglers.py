@@ -92,7 +92,7 @@ def test_the_monitor_names_what_a_recording_names(title: str, who: str, cause: s
     assert f"Straggler: {who}, {format_cause(cause)}: " in answer.sentences[0]
 
 
-def test_what_happened_once_is_told_as_such() -> None:
+def test_a_single_event_is_reported_as_such() -> None:
     (case,) = (one for one in straggler_cases.cases() if one.title == "checkpoint: 8 s, once")
     made = synthesize(case.job)
     found, over = bench.live(case, bench.Truth(made), made.run).sentences

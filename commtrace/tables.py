@@ -81,6 +81,12 @@ _HIDDEN: Final = _column(
     "hidden_ns", pa.int64(), "communication in flight while the lane did not stall; not part of the sum"
 )
 
+_LAUNCH_BOUND: Final = _column(
+    "launch_bound_ns",
+    pa.int64(),
+    "the device waited for its host ([how](definitions.md#launch-bound-time)); not known without a device",
+)
+
 SPANS: Final = pa.schema(
     [
         _column("rank", pa.int32(), "global rank"),
@@ -111,6 +117,8 @@ SPANS: Final = pa.schema(
         _column("timing", _WORD, "source of start and end"),
         _column("start_exact", pa.bool_(), "false: a lower bound, the span started then or later"),
         _column("end_exact", pa.bool_(), "false: an upper bound, the span ended then or earlier"),
+        _column("start_lead_us", pa.int16(), "how far the host was ahead of the device at the start, µs"),
+        _column("end_lead_us", pa.int16(), "the same at the end ([leads](recorded-spans.md#leads))"),
     ]
 )
 
@@ -125,6 +133,7 @@ STEPS: Final = pa.schema(
         _column("left_out", pa.string(), "reason why it does not count, such as `warm-up`"),
         *_STATES,
         _HIDDEN,
+        _LAUNCH_BOUND,
     ]
 )
 
@@ -150,6 +159,7 @@ RANKS: Final = pa.schema(
         _column("wall_ns", pa.int64(), "of a step"),
         *_STATES,
         _HIDDEN,
+        _LAUNCH_BOUND,
         _column("wait_ns", pa.int64(), "in flight before the last member had arrived, hidden or not"),
         _column("blame_ns", pa.int64(), "time that other ranks waited for this one, summed"),
         _column("unmatched_ns", pa.int64(), "stalled on communication with members that were not recorded"),
@@ -249,6 +259,8 @@ def spans(run: Run, roles: Roles) -> pa.Table:
         "is_async": every.is_async,
         "start_exact": every.start_exact,
         "end_exact": every.end_exact,
+        "start_lead_us": _where_known(every.start_lead_us),
+        "end_lead_us": _where_known(every.end_lead_us),
     }
     for name in SPANS.names:
         if name not in columns:
@@ -282,6 +294,7 @@ def steps(recorded: Run, choice: StepChoice, partition: Partition) -> pa.Table:
         "used": (np.ones(counted, np.bool_), np.zeros(len(others), np.bool_)),
         "left_out": (pa.nulls(counted, pa.string()), left_out),
         "hidden_ns": (partition.hidden_ns, unknown),
+        "launch_bound_ns": (_where_it_applies(partition.launch_bound_of_steps), unknown),
         **{column: (partition.total(state), unknown) for state, column in _STATE_COLUMNS.items()},
     }
     both = (pa.table([columns[name][part] for name in STEPS.names], schema=STEPS) for part in (0, 1))
@@ -331,10 +344,11 @@ def ranks(recorded: Run, partition: Partition, means: Sequence[RankMean]) -> pa.
     return _of_rows(rows, pa.schema([*RANKS, *columns]))
 
 
-def _mean_columns(mean: RankMean) -> dict[str, int]:
+def _mean_columns(mean: RankMean) -> dict[str, int | None]:
     states = {column: mean.total(state) for state, column in _STATE_COLUMNS.items()}
     others = ("wall_ns", "hidden_ns", "wait_ns", "blame_ns", "unmatched_ns")
-    return {**states, **{name: getattr(mean, name) for name in others}}
+    waited = None if mean.launch_bound_ns is None else sum(mean.launch_bound_ns.values())
+    return {**states, **{name: getattr(mean, name) for name in others}, "launch_bound_ns": waited}
 
 
 def communication(rows: Sequence[Communication]) -> pa.Table:
@@ -388,6 +402,10 @@ def _is_left_out(of_rank: Spans, choice: StepChoice) -> Bool:
 
 def _where_it_applies(column: npt.NDArray[np.generic]) -> pa.Array:
     return pa.array(column, mask=column == schema.NOT_APPLICABLE)
+
+
+def _where_known(leads: npt.NDArray[np.int16]) -> pa.Array:
+    return pa.array(leads, mask=leads < schema.LEAST_LEAD_US)
 
 
 def _words(codes: npt.NDArray[np.integer], words: Sequence[str]) -> pa.Array:

@@ -53,7 +53,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(monkeypatch)
 
 
-def test_what_rank_0_says_holds_and_the_others_ask_until_it_has_said_it(job: Job) -> None:
+def test_rank_0_decides_and_the_others_ask_until_it_has(job: Job) -> None:
     first, second, third = job.starts(3)
 
     assert [job.asks(rank) for rank in (second, third)] == [None, None]
@@ -162,7 +162,7 @@ def said_by_rank_0(
     return json.dumps([0, world_size, attempt, run_id, world, job]).encode()
 
 
-def test_what_rank_0_can_have_said_is_taken(job: Job) -> None:
+def test_an_answer_that_rank_0_can_have_given_is_taken(job: Job) -> None:
     job.store.set(KEY, said_by_rank_0(2, 0, "a").decode())
 
     assert job.asks(job.starts(2)[1]) == ("a", 0)
@@ -177,7 +177,7 @@ def test_what_rank_0_can_have_said_is_taken(job: Job) -> None:
         b"[" * 100_000,
     ],
 )  # fmt: skip
-def test_what_rank_0_cannot_have_said_is_not_taken(job: Job, said: bytes) -> None:
+def test_an_answer_that_rank_0_cannot_have_given_is_not_taken(job: Job, said: bytes) -> None:
     job.store.set(KEY, said.decode("latin-1"))
 
     assert job.asks(job.starts(2)[1]) is None
@@ -237,7 +237,7 @@ def test_a_process_that_is_new_makes_it_another_world_for_those_that_wait(
     assert is_same_world(job.store, Seat("a", 0, 2), (0, 2), seconds=10.0) is False
 
 
-def test_where_others_do_not_report_a_process_knows_of_no_change_after_a_while() -> None:
+def test_a_process_knows_of_no_change_after_a_while_when_others_do_not_report() -> None:
     slept: list[float] = []
 
     found = is_same_world(HashStore(), Seat("a", 0, 2), (0, 2), 0.5, now=lambda: 10.0 + sum(slept), sleep=slept.append)
@@ -246,7 +246,7 @@ def test_where_others_do_not_report_a_process_knows_of_no_change_after_a_while()
     assert 0.5 <= sum(slept) < 0.52
 
 
-def test_what_the_first_one_decides_holds_for_one_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_decision_holds_for_a_late_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_reunion", lambda store: MEETING)
     store = HashStore()
 

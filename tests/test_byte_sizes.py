@@ -45,6 +45,6 @@ def test_a_number_alone_has_the_unit_of_the_option() -> None:
     "text",
     ["", "lots", "M", "-1", "1.G", ".5G", "1iB", "1KK", "1XB", "1e9", "1,5G", "٣M", "9" * 19, "inf", "nan", "1_0"],
 )
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_a_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="^" + text.replace(".", r"\.") + "$"):
         parse_bytes(text, 1024)

@@ -181,7 +181,7 @@ def test_words_for_on_and_off(word: str, enabled: bool) -> None:
         ("COMMTRACE_MONITOR_WEBHOOK", "file:///etc/a-secret", "COMMTRACE_MONITOR_WEBHOOK: write a URL that begins"),
     ],
 )
-def test_what_cannot_be_used_is_named_with_what_to_write(name: str, value: str, said: str | None) -> None:
+def test_an_unusable_value_is_named_with_what_to_write(name: str, value: str, said: str | None) -> None:
     if said is None:
         assert Config.from_env({name: value}).steps == value
         return
@@ -353,7 +353,7 @@ GIVEN: Any = Config
         ),
     ],
 )
-def test_what_a_script_configures_wrongly_raises_where_it_is_written(make: Callable[[], object], said: str) -> None:
+def test_a_wrong_configuration_raises_where_the_script_writes_it(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)) as error:
         make()
     assert isinstance(error.value, commtrace.CommtraceError)
@@ -366,7 +366,7 @@ def test_a_name_that_no_option_ever_had_is_a_type_error() -> None:
         Config(**wrong)
 
 
-def test_what_a_script_is_expected_to_configure_is_taken(tmp_path: Path) -> None:
+def test_usual_configurations_of_scripts_are_taken(tmp_path: Path) -> None:
     config = Config(
         dir=tmp_path, hang_seconds=0, skip_roles=("tp",), keep_bytes=10**7, monitor=MonitorConfig(seconds=5)
     )

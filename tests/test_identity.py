@@ -343,7 +343,7 @@ def test_only_known_settings_with_short_values_are_stored() -> None:
 
 
 @pytest.mark.parametrize("preloaded", ["", " ", "lib\x1b]0;.so", "x" * 101])
-def test_what_is_no_list_of_libraries_is_not_stored(preloaded: str) -> None:
+def test_a_value_that_is_no_list_of_libraries_is_not_stored(preloaded: str) -> None:
     assert stored_settings({"LD_PRELOAD": preloaded}) == {}
 
 

@@ -43,7 +43,7 @@ def test_it_loads_where_it_was_built() -> None:
     assert (core.ABI, reason) == (_native.ABI, "")
 
 
-def test_where_it_was_not_built_is_said_what_to_install(install: Install) -> None:
+def test_an_extension_that_was_not_built_names_what_to_install(install: Install) -> None:
     core, reason = install("", "").load()
 
     assert core is None
@@ -68,7 +68,7 @@ def test_a_file_that_no_linker_made_is_not_loaded(install: Install) -> None:
 
 
 @pytest.mark.parametrize("raised", ["RuntimeError('out of order')", "ImportError('out of order')"])
-def test_what_it_raises_when_it_is_loaded_is_the_reason(install: Install, raised: str) -> None:
+def test_an_exception_while_loading_is_the_reason(install: Install, raised: str) -> None:
     assert install("core.py", f"raise {raised}").load() == (None, "it cannot be loaded: out of order")
 
 

@@ -201,7 +201,7 @@ def test_nothing_but_commtrace_is_installed(names: set[str]) -> None:
     assert {name.split("/")[0] for name in names} == {"commtrace", DIST_INFO}
 
 
-def test_what_the_package_says_of_itself(wheel: Path) -> None:
+def test_the_wheel_has_its_license_versions_and_requirements(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = email.message_from_bytes(archive.read(f"{DIST_INFO}/METADATA"))
         entry_points = archive.read(f"{DIST_INFO}/entry_points.txt").decode()

@@ -22,7 +22,7 @@ def in_a_process(program: str, *arguments: str) -> tuple[int, str]:
     return completed.returncode, completed.stdout + completed.stderr
 
 
-def test_what_is_called_before_os_exit_gets_its_status() -> None:
+def test_a_call_before_os_exit_gets_its_status() -> None:
     program = """
 import os
 from commtrace.process_end import ExitCall
@@ -77,7 +77,7 @@ def test_an_exception_is_told_and_a_plain_exit_is_none(
     assert type(process_end._uncaught) is (told or type(None))
 
 
-def test_the_exception_for_which_a_worker_of_torch_exits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exception_for_which_a_worker_of_torch_exits_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_end, "_uncaught", None)
     try:
         try:

@@ -28,11 +28,11 @@ def test_every_public_name_is_documented() -> None:
     assert undocumented == []
 
 
-def test_the_version_is_said_once() -> None:
+def test_the_version_is_reported_once() -> None:
     assert importlib.metadata.version("commtrace") == commtrace.__version__
 
 
-def test_what_users_catch_has_one_root() -> None:
+def test_errors_for_users_have_one_root() -> None:
     from commtrace import errors
 
     raised = [value for value in vars(errors).values() if inspect.isclass(value)]

@@ -300,7 +300,7 @@ def _of_a_newer_version(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_nothing, _empty, _torn_in_its_header, _of_a_newer_version])
-def test_what_cannot_be_read_is_said_as_the_commands_say_it(spoil: Any, tmp_path: Path) -> None:
+def test_an_unreadable_run_raises_the_error_of_the_commands(spoil: Any, tmp_path: Path) -> None:
     spoil(tmp_path / "run")
     with pytest.raises(commtrace.CommtraceError) as error:
         commtrace.open(tmp_path / "run")
@@ -315,7 +315,7 @@ def test_steps_that_were_not_recorded_are_an_error(directory: Path) -> None:
         commtrace.open(directory, steps="90:95")
 
 
-def test_what_is_wrong_with_the_files_is_in_its_problems(tmp_path: Path) -> None:
+def test_faults_of_the_files_are_among_the_problems_of_a_run(tmp_path: Path) -> None:
     write_rank(tmp_path, [*(row(start=i, end=i + 1) for i in range(3)), mark("end", {})], rank=0, world_size=2)
 
     assert [problem.partition(". ")[0] for problem in commtrace.open(tmp_path).problems] == [

@@ -92,7 +92,7 @@ def test_losses_of_a_full_disk_are_told_when_there_is_room_again(disk: Disk, tim
     assert disk.details("dropped") == [{"user": 2}]
 
 
-def test_what_is_told_once_survives_a_full_disk(disk: Disk, time: Time) -> None:
+def test_marks_that_are_given_once_survive_a_full_disk(disk: Disk, time: Time) -> None:
     recorder = Recorder(lambda: [disk], before_pass=tell_once(("process_group", {"id": 1}), ("clock_anchor", {})))
     disk.error = OSError("No space left on device")
     for time.now in (0.0, 1.0, 2.0):
@@ -106,7 +106,7 @@ def test_what_is_told_once_survives_a_full_disk(disk: Disk, time: Time) -> None:
     assert [row[1] for row in disk.rows] == ["process_group"]
 
 
-def test_a_full_disk_is_said_once(disk: Disk, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_reported_once(disk: Disk, time: Time, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(lambda: [disk])
     disk.error = OSError("No space left on device")
     for time.now in (0.0, 1.0, 20.0, 40.0):
@@ -216,7 +216,7 @@ def started(disk: Disk) -> Iterator[Recorder]:
     recorder.stop()
 
 
-def test_what_has_no_room_is_counted_exactly_by_kind_whatever_the_threads_do(disk: Disk) -> None:
+def test_drops_are_counted_exactly_by_kind_whatever_the_threads_do(disk: Disk) -> None:
     recorder = Recorder(lambda: [disk], capacity=100)
     for _ in range(100):
         recorder.append(entry())
@@ -246,7 +246,7 @@ def test_an_entry_of_several_rows_is_counted_as_all_of_them(disk: Disk) -> None:
     assert recorder.dropped == {"collective": 1, "stall": 1}
 
 
-def test_drops_are_told_once(disk: Disk) -> None:
+def test_drops_are_reported_once(disk: Disk) -> None:
     recorder = Recorder(lambda: [disk], capacity=0)
     recorder.append(entry())
     recorder.flush()
@@ -288,7 +288,7 @@ def test_a_device_that_stands_still_does_not_make_the_recorder_grow(disk: Disk) 
     assert names(disk) == [str(number) for number in range(kept)]
 
 
-def test_what_waits_behind_the_device_is_written_when_it_moves_on(disk: Disk) -> None:
+def test_entries_behind_the_device_are_written_when_it_moves_on(disk: Disk) -> None:
     device = Device()
     recorder = Recorder(lambda: [disk])
     for number in range(2_000):
@@ -326,7 +326,7 @@ def test_stopping_waits_for_the_device(started: Recorder, disk: Disk) -> None:
     assert names(disk) == ["0"]
 
 
-def test_what_the_device_never_reaches_is_counted(
+def test_entries_that_the_device_never_reaches_are_counted(
     started: Recorder, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder_module, "_LAST_WORK_SECONDS", 0.1)
@@ -387,7 +387,7 @@ def test_a_directory_that_cannot_be_made_is_tried_again(disk: Disk, time: Time) 
     assert names(disk) == ["early"]  # it waited in the buffer
 
 
-def test_at_the_end_a_directory_is_tried_once_more(disk: Disk, time: Time) -> None:
+def test_a_directory_is_tried_once_more_at_the_end(disk: Disk, time: Time) -> None:
     errors = [PermissionError("not yet")]
 
     def open_sinks() -> list[Sink]:

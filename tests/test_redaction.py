@@ -28,7 +28,7 @@ SECRET = "s3cret"
         ("s3cret", ":///…"),
     ],
 )
-def test_of_an_address_the_host_is_shown(url: str, shown: str) -> None:
+def test_a_redacted_address_keeps_its_host(url: str, shown: str) -> None:
     assert redacted_url(url) == shown
 
 

@@ -62,7 +62,7 @@ def test_variables_that_cannot_be_used_are_logged_and_training_goes_on(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_script_counts_is_in_the_trace_with_its_step(tmp_path: Path) -> None:
+def test_counts_of_the_script_are_in_the_trace_with_their_step(tmp_path: Path) -> None:
     wrong: Any = "many"
     commtrace.start(commtrace.Config(dir=str(tmp_path)))
     try:
@@ -79,7 +79,7 @@ def test_what_the_script_counts_is_in_the_trace_with_its_step(tmp_path: Path) ->
     assert [(row["step"], json.loads(row["detail"])) for row in counts] == [(3, {"tokens": 4096.0, "samples": 2.0})]
 
 
-def test_the_device_is_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_reported_once_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimulatedCuda(3)
     clock = cuda_clock(cuda)
     monkeypatch.setattr(instrumentation, "_device_clock", lambda native: clock)
@@ -93,7 +93,7 @@ def test_the_device_is_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.
     assert "topology" not in dict(marks())
 
 
-def test_readings_of_the_device_are_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_of_the_device_are_reported_once_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(
         NVMLError=LookupError, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, NVML_VOLATILE_ECC=0,
         NVML_MEMORY_ERROR_TYPE_CORRECTED=0, NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_NVLINK_MAX_LINKS=0,
@@ -210,7 +210,7 @@ def test_a_recording_that_is_to_end_first_ends_also_where_python_is_ending_alrea
     assert load_run(tmp_path).ranks[0].closed
 
 
-def test_starting_again_in_the_same_directory_is_said_and_readable(
+def test_starting_again_in_the_same_directory_is_reported_and_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for numbers in ((0, 1), (10, 11)):

@@ -19,7 +19,7 @@
 #include <structmember.h>
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
-enum { ABI_VERSION = 6 };
+enum { ABI_VERSION = 7 };
 enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */
@@ -75,10 +75,16 @@ static PyObject *mark_taken_at(PyObject *self, void *unused) {
     return PyLong_FromLongLong(((MarkObject *)self)->mark->taken_at);
 }
 
+static PyObject *mark_lead_us(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(((MarkObject *)self)->mark->lead_us);
+}
+
 static PyGetSetDef mark_attributes[] = {
     {"device", mark_device, NULL, "index", NULL},
     {"stream", mark_stream, NULL, "the driver's handle, as a number", NULL},
     {"taken_at", mark_taken_at, NULL, "the host's time when it was taken, ns", NULL},
+    {"lead_us", mark_lead_us, NULL, "how far the host was ahead of the device, µs, once that has passed it", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -345,6 +351,12 @@ static PyObject *python_switch_off(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *python_synchronized(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    device_synchronized();
+    Py_RETURN_NONE;
+}
+
 static PyObject *python_device_state(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return Py_BuildValue("iii", (int)device_is_open(), device_failure(), device_used_first());
@@ -425,6 +437,7 @@ static PyMethodDef functions[] = {
     {"open_driver", python_open_driver, METH_VARARGS, "Load a driver by its path, and resolve marks in a thread or not."},
     {"close_device", python_close_device, METH_O, "End the thread, within so many ms; False if the driver holds it."},
     {"pass_marks", python_pass_marks, METH_NOARGS, "Take anchors and look which marks were passed, in this thread."},
+    {"synchronized", python_synchronized, METH_NOARGS, "Note that the host has waited for the device."},
     {"switch_off", python_switch_off, METH_NOARGS, "Let marks be the host's time from now on."},
     {"device_state", python_device_state, METH_NOARGS, "Return (is open, failure of the driver or 0, first device or -1)."},
     {"host_ns", python_host_ns, METH_NOARGS, "Return the host's time, ns."},

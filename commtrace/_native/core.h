@@ -107,10 +107,15 @@ struct Mark {
     int generation; /* of the device's opening: what is left of an earlier one does not go back into the pool */
     Event event; /* of the driver; stays with the mark when that goes back into the pool */
     Stream stream;
-    int64_t taken_at; /* ns, the host's time */
+    int64_t taken_at; /* ns, the host's time behind the record call */
+    int64_t taken_from; /* before it; or one of the leads below, where the host's time is no guide */
     int64_t time_ns;  /* when the device passed it, once state is MARK_PASSED */
+    int16_t lead_us;  /* likewise: how far the host was ahead of the device, see schema.py */
     Mark *next;       /* on its stream, or in the pool */
 };
+
+/* Leads of commtrace/trace/schema.py; a test compares them. */
+enum { UNKNOWN_LEAD = -32768, SYNCHRONIZED_LEAD = -32767, LEAST_LEAD_US = -32766, MOST_LEAD_US = 32767 };
 
 /* A place in time: of the host where mark is NULL. */
 typedef struct {
@@ -130,6 +135,7 @@ void point_release(Point);
 /* 1 if the time is known and written to ns, 0 if the device has not passed it yet, -1 if that will never be known. */
 int point_time(Point, int64_t *ns);
 int64_t point_taken_at(Point); /* 0 for a point of the host */
+int16_t point_lead(Point);     /* of a point whose time is known; UNKNOWN_LEAD for one of the host */
 int64_t point_host_ns(Point);  /* the host's time of a point just taken, also of a mark for which there was no room */
 
 bool device_is_open(void);
@@ -146,6 +152,7 @@ bool device_shut(void);
 bool device_close(int patience_ms); /* the rest of it, without the GIL; false if the driver holds the thread */
 void device_pass(void);
 void device_switch_off(void);
+void device_synchronized(void); /* the host has waited for the device: under the GIL */
 int marks_init(void);
 
 bool push_context(int device); /* makes it current in this thread; false where it was so, or cannot be */

@@ -27,6 +27,10 @@ static const int64_t ANCHOR_INTERVAL_NS = 500000000;
 static const int64_t GATHER_INTERVAL_NS = 20000000;
 static const int64_t DRIFT_PPM = 100; /* largest drift between the device's clock and the host's */
 static const double NANOSECONDS_PER_MILLISECOND = 1e6;
+/* A host that takes longer to record an event was kept from going on: when it did so is not known. */
+static const int64_t LONGEST_RECORD_NS = 10000;
+/* Of an anchor by which leads are told. */
+static const int64_t WIDEST_BRACKET_NS = 100000;
 
 /* ---- clock ------------------------------------------------------------------------------------------------------ */
 
@@ -120,7 +124,7 @@ Context context_of_device(int device) { return device_is_used(device) ? devices[
 /* ---- marks, by training threads --------------------------------------------------------------------------------- */
 
 /* What stands for a mark for which there was no room. Never freed. */
-static Mark lost = {.references = 1 << 30, .state = MARK_LOST, .device = NOT_APPLICABLE};
+static Mark lost = {.references = 1 << 30, .state = MARK_LOST, .device = NOT_APPLICABLE, .lead_us = UNKNOWN_LEAD};
 
 static Mark *taken[MOST_MARKS]; /* a ring: training threads add under the GIL, the resolver takes */
 static _Atomic uint64_t num_taken, num_received;
@@ -177,6 +181,8 @@ int point_time(Point point, int64_t *ns) {
 
 int64_t point_taken_at(Point point) { return point.mark == NULL ? 0 : point.mark->taken_at; }
 
+int16_t point_lead(Point point) { return point.mark == NULL ? UNKNOWN_LEAD : point.mark->lead_us; }
+
 int64_t point_host_ns(Point point) {
     if (point.mark == NULL) {
         return point.ns;
@@ -209,6 +215,10 @@ static Mark *pooled_mark(int device) {
     return mark;
 }
 
+static bool has_synchronized; /* since the last mark; under the GIL */
+
+void device_synchronized(void) { has_synchronized = true; }
+
 static Point recorded(int device, Stream stream) {
     int is_capturing = 0;
     /* An event would belong to the graph. The driver answers an error for the default stream while another thread
@@ -220,6 +230,7 @@ static Point recorded(int device, Stream stream) {
     if (mark == NULL) {
         return point_of_host();
     }
+    int64_t before = host_ns();
     int status = driver.event_record(mark->event, stream);
     if (status != DRIVER_SUCCESS) {
         fail(status);
@@ -229,6 +240,10 @@ static Point recorded(int device, Stream stream) {
     }
     mark->stream = stream;
     mark->taken_at = host_ns();
+    mark->taken_from = has_synchronized                                 ? SYNCHRONIZED_LEAD
+                       : mark->taken_at - before > LONGEST_RECORD_NS ? UNKNOWN_LEAD
+                                                                        : before;
+    has_synchronized = false;
     atomic_store_explicit(&mark->references, 2, memory_order_relaxed); /* the caller's, and the resolver's */
     atomic_store_explicit(&mark->state, MARK_AHEAD, memory_order_relaxed);
     uint64_t at = atomic_load_explicit(&num_taken, memory_order_relaxed);
@@ -319,6 +334,17 @@ static void receive_marks(void) {
     atomic_store_explicit(&num_received, received, memory_order_release);
 }
 
+static int16_t lead_of(const Mark *mark, int64_t passed_ns) {
+    if (mark->taken_from < 0) {
+        return (int16_t)mark->taken_from;
+    }
+    if (devices[mark->device].anchor_bracket_ns > WIDEST_BRACKET_NS) {
+        return UNKNOWN_LEAD;
+    }
+    int64_t lead_us = (passed_ns - mark->taken_from) / 1000;
+    return (int16_t)(lead_us < LEAST_LEAD_US ? LEAST_LEAD_US : lead_us > MOST_LEAD_US ? MOST_LEAD_US : lead_us);
+}
+
 /* Whether the device has passed the mark, or has failed. */
 static bool is_over(Mark *mark) {
     int status = driver.event_query(mark->event);
@@ -332,7 +358,9 @@ static bool is_over(Mark *mark) {
     }
     if (status == DRIVER_SUCCESS) {
         /* float32 milliseconds: 60 ns fine at 1 s, 0.25 ms after an hour. So anchors are renewed. */
-        set_passed(mark, device->anchor_ns + llrint((double)milliseconds * NANOSECONDS_PER_MILLISECOND));
+        int64_t passed_ns = device->anchor_ns + llrint((double)milliseconds * NANOSECONDS_PER_MILLISECOND);
+        mark->lead_us = lead_of(mark, passed_ns);
+        set_passed(mark, passed_ns);
     } else {
         fail(status);
         atomic_store_explicit(&mark->state, MARK_LOST, memory_order_release);

@@ -107,6 +107,7 @@ void rows_add_span(int kind, int name, int lane, Coordinates place, Point start,
 typedef struct {
     int64_t start, end, group, seq, bytes, self_bytes, id, stalled_on;
     int32_t name, step, microbatch, chunk, stage, op_in_seq, dtype, peer;
+    int16_t start_lead_us, end_lead_us;
     int8_t kind, lane, timing, is_async, is_unfinished, end_exact;
 } Row;
 
@@ -120,7 +121,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    char type; /* of numpy: b, i, q for integers of 8, 32 and 64 bits */
+    char type; /* of numpy: b, h, i, q for integers of 8, 16, 32 and 64 bits */
     size_t place;
 } Column;
 
@@ -132,6 +133,7 @@ static const Column row_columns[] = {
     ROW_COLUMN('q', bytes), ROW_COLUMN('q', self_bytes), ROW_COLUMN('q', id), ROW_COLUMN('q', stalled_on),
     ROW_COLUMN('i', name), ROW_COLUMN('i', step), ROW_COLUMN('i', microbatch), ROW_COLUMN('i', chunk),
     ROW_COLUMN('i', stage), ROW_COLUMN('i', op_in_seq), ROW_COLUMN('i', dtype), ROW_COLUMN('i', peer),
+    ROW_COLUMN('h', start_lead_us), ROW_COLUMN('h', end_lead_us),
     ROW_COLUMN('b', kind), ROW_COLUMN('b', lane), ROW_COLUMN('b', timing), ROW_COLUMN('b', is_async),
     ROW_COLUMN('b', is_unfinished), ROW_COLUMN('b', end_exact),
 };
@@ -201,6 +203,8 @@ static Row row_of(const Facts *facts, Coordinates place) {
         .peer = facts->peer,
         .is_async = facts->is_async,
         .end_exact = true,
+        .start_lead_us = UNKNOWN_LEAD,
+        .end_lead_us = UNKNOWN_LEAD,
     };
 }
 
@@ -229,6 +233,10 @@ static bool add_communication(const Happening *happening, int64_t start, int64_t
     row.id = facts->id;
     row.timing = timing_of(happening->start, happening->end);
     row.is_unfinished = happening->is_unfinished;
+    if (happening->lane == COMPUTE) { /* its times are those of its marks; of a communication they are found later */
+        row.start_lead_us = point_lead(happening->start);
+        row.end_lead_us = point_lead(happening->end);
+    }
     bool is_waited_for = happening->has_stall && facts->is_async && facts->device == NOT_APPLICABLE;
     bool was_over = is_waited_for && end - waited_from < SHORTEST_HOST_WAIT_NS;
     row.end_exact = !happening->is_end_late && !was_over;
@@ -265,6 +273,8 @@ static bool add_stall(const Happening *happening, int64_t waited_from, int64_t e
     row.end = larger(waited_from, end);
     row.stalled_on = happening->facts.id;
     row.timing = timing_of(happening->waited_from, happening->end);
+    row.start_lead_us = point_lead(happening->waited_from);
+    row.end_lead_us = point_lead(happening->end);
     memcpy(place, &row, sizeof row);
     return true;
 }
@@ -348,7 +358,7 @@ void rows_give_up(void) {
 
 /* ---- to the harvester ------------------------------------------------------------------------------------------- */
 
-static size_t size_of_type(char type) { return type == 'q' ? 8 : type == 'i' ? 4 : 1; }
+static size_t size_of_type(char type) { return type == 'q' ? 8 : type == 'i' ? 4 : type == 'h' ? 2 : 1; }
 
 static size_t stride_of(const Table *table, char type) {
     return (table->num_rows * size_of_type(type) + 7) & ~(size_t)7;

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.breakdown.modules import ModuleTime
-from commtrace.analysis.breakdown.rank_means import RankMean
+from commtrace.analysis.breakdown.rank_means import RankMean, launch_bound_sentence
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.breakdown.run_steps import Launch, RunSteps, run_steps
 from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
@@ -102,6 +102,7 @@ class Summary:
     ranks: tuple[RankMean, ...]
     critical_path: CriticalPath | None  # None without steps or common clocks
     lost_time: LostTime | None  # beyond the ideal; None if the steps were not replayed
+    launch_bound: str  # a sentence on devices that wait for their hosts; empty if it is little, or not known
     awaited: tuple[Awaited, ...]  # longest first
     communication: tuple[Communication, ...]  # by role, operation, group size and reach, the most exposed first
     modules: tuple[ModuleTime, ...]  # longest first
@@ -177,6 +178,7 @@ def summarise_measured(
         ranks=tuple(ranks),
         critical_path=totals.critical_path,
         lost_time=replayed.lost,
+        launch_bound=launch_bound_sentence(ranks),
         awaited=awaited,
         communication=tuple(communication),
         modules=totals.modules,

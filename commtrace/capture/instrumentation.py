@@ -25,6 +25,8 @@ from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.device.peak_memory import PART as PEAK_MEMORY
 from commtrace.capture.device.peak_memory import PeakMemory
+from commtrace.capture.device.synchronizations import PART as SYNCHRONIZATIONS
+from commtrace.capture.device.synchronizations import Synchronizations
 from commtrace.capture.graphs import replays, warm_ups
 from commtrace.capture.graphs.replays import GraphReplays
 from commtrace.capture.graphs.stamps import NEEDS_NATIVE, StampingOfGraphs
@@ -168,6 +170,8 @@ class Instrumentation:
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
         self._peak_memory = None if self._device_clock is None else PeakMemory(self.tracer, self._device_clock)
+        clock = self._device_clock
+        self._synchronizations = None if clock is None else Synchronizations(self.tracer, clock)
         has_graphs = self._device_clock is not None and config.graphs != OFF
         self._replays = GraphReplays(self.tracer, stamping=self._stamping(core)) if has_graphs else None
         self._warm_ups = WarmUps(self.tracer) if has_graphs else None
@@ -219,6 +223,10 @@ class Instrumentation:
         if peak_memory is not None:
             self.tracer.guard.on_failure(PEAK_MEMORY, peak_memory.uninstall)
             self._install(PEAK_MEMORY, peak_memory.install, peak_memory.uninstall)
+        waiting = self._synchronizations
+        if waiting is not None:
+            self.tracer.guard.on_failure(SYNCHRONIZATIONS, waiting.uninstall)
+            self._install(SYNCHRONIZATIONS, waiting.install, waiting.uninstall)
         if self._replays is not None and self._warm_ups is not None:
             self.tracer.guard.on_failure(warm_ups.PART, self._warm_ups.uninstall)
             self._install(replays.PART, self._replays.install, self._replays.uninstall)

@@ -323,6 +323,7 @@ class NativeClock:
         self.mark: _MarkOn = core.mark
         self.resolve: Callable[[Mark], int | None] = core.resolve
         self.host_ns: Callable[[], int] = core.host_ns
+        self.synchronized: Callable[[], None] = core.synchronized
 
     @property
     def of_torch(self) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace import _native
 from commtrace.capture.collectives.operations import NcclBackend, Operation
-from commtrace.capture.device.clock import DeviceClock, DeviceTiming, Mark
+from commtrace.capture.device.clock import DeviceClock, DeviceTiming, Mark, is_on_device
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import Row, mark_row, row_of
@@ -34,6 +34,8 @@ _NO_COMMUNICATION: Final = Row(0, "", 0, 0, 0)[Row._fields.index("group") : Row.
 
 _EXACT: Final = (True, True)
 """Whether start and end are exact, of all but communications."""
+
+_NO_LEADS: Final = (schema.UNKNOWN_LEAD, schema.UNKNOWN_LEAD)
 
 SHORTEST_HOST_WAIT_NS: Final = 50_000
 """A wait of the host that returned so soon found the communication over. The native part has the same limit."""
@@ -232,7 +234,8 @@ def device_stall_rows(entry: Entry) -> list[Row] | None:
     if start is None or end is None:
         return None
     timing = _timing(call.clock, start_mark, end_mark)
-    return [_stall_row(call.launch, coordinates, start, end, call.id, timing, call.op_in_seq)]
+    leads = _leads(start_mark, end_mark)
+    return [_stall_row(call.launch, coordinates, start, end, call.id, timing, call.op_in_seq, leads)]
 
 
 def marked_stall_rows(entry: Entry) -> list[Row] | None:
@@ -241,11 +244,22 @@ def marked_stall_rows(entry: Entry) -> list[Row] | None:
     start, end = clock.resolve(start_mark), clock.resolve(end_mark)
     if start is None or end is None:
         return None
-    return [_stall_row(launch, coordinates, start, end, number, _timing(clock, start_mark, end_mark))]
+    timing, leads = _timing(clock, start_mark, end_mark), _leads(start_mark, end_mark)
+    return [_stall_row(launch, coordinates, start, end, number, timing, leads=leads)]
 
 
 def _timing(clock: DeviceClock, start: Mark, end: Mark) -> int:
     return schema.HOST_TIMING if isinstance(start, int) or isinstance(end, int) else clock.timing
+
+
+def _leads(start: Mark, end: Mark) -> tuple[int, int]:
+    return lead_of(start), lead_of(end)
+
+
+def lead_of(mark: Mark) -> int:
+    """Return how far the host was ahead of the device when it took a mark that is resolved, µs (``start_lead_us``)."""
+    lead_us: int = mark.lead_us if is_on_device(mark) else schema.UNKNOWN_LEAD
+    return lead_us
 
 
 class Span:
@@ -286,6 +300,7 @@ def span_rows(entry: Entry) -> list[Row] | None:
                 timing,
                 *_EXACT,
                 None,
+                *_leads(span.start, span.end),
             )
         )
     ]
@@ -332,7 +347,7 @@ def replay_rows(entry: Entry) -> list[Row] | None:
         row_of((
             kind, name, schema.COMPUTE, start, max(start, end), *coordinates, _NO, number, graph.num_operations,
             graph.num_bytes, _NO, None, _NO, False, graph.id, _NO, _timing(clock, start_mark, end_mark), *_EXACT,
-            detail,
+            detail, *_leads(start_mark, end_mark),
         ))
     ]  # fmt: skip
 
@@ -360,7 +375,7 @@ def module_rows(clock: DeviceClock) -> MakeRows:
         return [
             row_of((
                 kind, name, schema.COMPUTE, start, max(start, end), *coordinates, *_NO_COMMUNICATION, timing, *_EXACT,
-                None,
+                None, *_leads(start_mark, end_mark),
             ))
         ]  # fmt: skip
 
@@ -389,16 +404,24 @@ def communication_row(
     return row_of((
         kind, operation.name, schema.COMMUNICATION, start, end, *coordinates, state.group.id, seq, op_in_seq,
         num_bytes, self_bytes, dtype_name(dtype), peer, bool(is_async), number, _NO, timing, *exact, detail,
+        *_NO_LEADS,
     ))  # fmt: skip
 
 
 def _stall_row(
-    launch: Launch, coordinates: Coordinates, start: int, end: int, number: int, timing: int, op_in_seq: int = 0
+    launch: Launch,
+    coordinates: Coordinates,
+    start: int,
+    end: int,
+    number: int,
+    timing: int,
+    op_in_seq: int = 0,
+    leads: tuple[int, int] = _NO_LEADS,
 ) -> Row:
     operation, state, seq, _, _, _, peer, is_async, _, _, _ = launch
     return row_of((
         schema.STALL, operation.name, schema.COMPUTE, start, max(start, end), *coordinates, state.group.id, seq,
-        op_in_seq, _NO, _NO, None, peer, bool(is_async), _NO, number, timing, *_EXACT, None,
+        op_in_seq, _NO, _NO, None, peer, bool(is_async), _NO, number, timing, *_EXACT, None, *leads,
     ))  # fmt: skip
 
 

@@ -413,7 +413,8 @@ def print_stragglers(
         hours = f", {straggler.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
         rare = straggler.cause in PAUSES or straggler.persistence < 0.5
         typical = "mean" if rare or straggler.stretches else "median"
-        cost = f"costs {milliseconds(straggler.cost_ms_per_step * 1e6)} ms per step ({typical}){hours}"
+        bound = "at most " if straggler.cost_is_bound else ""
+        cost = f"costs {bound}{milliseconds(straggler.cost_ms_per_step * 1e6)} ms per step ({typical}){hours}"
         if straggler.occurrence:
             cost = f"{straggler.occurrence}; spread over all steps, it {cost}"
         console.print(f"[bold red]Straggler: {escape(straggler.who)}[/], {format_cause(straggler.cause)}: {cost}")

@@ -91,6 +91,19 @@ _TABLE: Final = {
         "limit, and take their nodes out of the job until that is mended.",
         mended_at="device",
     ),
+    "host": Cause(
+        "late host",
+        "See what this process does on the CPU while it launches (py-spy record), what else runs on its cores and to "
+        "which it is bound (NUMA, frequency); fewer, larger kernels, torch.compile or CUDA graphs need fewer launches.",
+        of_several="See what these processes do on the CPU while they launch (py-spy record), what else runs on their "
+        "cores and to which they are bound (NUMA, frequency); fewer, larger kernels, torch.compile or CUDA graphs need "
+        "fewer launches.",
+        of_all="Launch less: larger microbatches, torch.compile, CUDA graphs and fused optimizers need fewer kernels; "
+        "py-spy record shows what the processes do on the CPU meanwhile (logging, checks, .item(), input on the main "
+        "thread).",
+        at_host=_LOOK_AT_HOST,
+        at_tensor_group=_LOOK_AT_GROUP,
+    ),
     "communication": Cause(
         "communication",
         "Test the links of this rank (NIC counters, cable, NVLink state, routing) and compare with a bandwidth test "
@@ -172,7 +185,8 @@ _TABLE: Final = {
 
 CAUSES: Final[Mapping[str, Cause]] = _TABLE
 """By name, those of findings: ``forward``, ``backward`` and ``optimizer`` if only that phase is slow, ``compute`` if
-all work is; ``late_launch`` if a phase begins late, and nothing that has a span came before it."""
+all work is; ``host`` if the device waits for its host to launch it; ``late_launch`` if a phase begins late, and nothing
+that has a span came before it."""
 
 PAUSES: Final = tuple(name for name, cause in CAUSES.items() if cause.is_pause)
 MEANT: Final = tuple(name for name, cause in CAUSES.items() if cause.is_meant)

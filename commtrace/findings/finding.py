@@ -43,6 +43,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     # What a step would save without it if everything else that is slow were mended before; of lost time its part; None
     # if unknown.
     cost_ns: Nanoseconds | None = None
+    cost_is_bound: bool = False  # it costs no more than that
     share: float | None = None  # of the mean step
     part_ns: Nanoseconds | None = None  # the parts of a list add up to the time beyond the ideal; None: unknown
     persistence: float | None = None  # share of the steps in which it costs at least half
@@ -70,9 +71,9 @@ class Finding(Struct, frozen=True, kw_only=True):
         """Return ``224 ms per step (62.9% of it)``; an empty string if the cost is not known."""
         if self.cost_ns is None:
             return ""
-        ms = self.cost_ns / 1e6
+        ms, most = self.cost_ns / 1e6, "at most " if self.cost_is_bound else ""
         share = "" if self.share is None else f" ({self.share:.1%} of it)"
-        return f"{ms:.0f} ms per step{share}" if ms >= 100 else f"{ms:.3g} ms per step{share}"
+        return f"{most}{ms:.0f} ms per step{share}" if ms >= 100 else f"{most}{ms:.3g} ms per step{share}"
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -85,5 +86,5 @@ def reason_of(wait_ns: float, findings: Sequence[Finding]) -> Finding | None:
 
     Without a finding the step is shorter by its cost, and so is the wait of a rank that works as long as before.
     """
-    slow = [one for one in ranked(findings) if one.kind == SLOW and one.cost_ns is not None]
+    slow = [one for one in ranked(findings) if one.kind == SLOW and one.cost_ns is not None and not one.cost_is_bound]
     return next((one for one in slow if (one.cost_ns or 0.0) >= _EXPLAINS * wait_ns), None)

@@ -17,8 +17,10 @@ from commtrace.analysis.breakdown.states import (
     COMPUTE,
     DATA,
     GC,
+    LAUNCH_BOUND_PHASES,
     PHASES,
     TRANSFER,
+    UNKNOWN_TIME,
     WAIT,
     State,
     states_of,
@@ -151,6 +153,7 @@ class _StepParts(NamedTuple):
     checkpoint: int
     gc: int
     stalled: int
+    launch_bound: dict[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ class _Parts:
     checkpoint: list[int]
     gc: list[int]
     stalled: list[int]
+    launch_bound: list[dict[str, int] | None]
 
     @classmethod
     def of(cls, times: StepTimes, position: Int64, roles: Roles) -> _Parts:
@@ -170,10 +174,16 @@ class _Parts:
         stalled = [column for column, state in enumerate(states) if state.kind in (WAIT, TRANSFER, BUBBLE)]
         phases = [states.index(State(COMPUTE, phase)) for phase in PHASES]
         data, checkpoint, gc = (ns[:, states.index(State(kind))].tolist() for kind in (DATA, CHECKPOINT, GC))
-        return cls(ns[:, phases].tolist(), data, checkpoint, gc, ns[:, stalled].sum(axis=1).tolist())
+        waited = [
+            None if own[0] == UNKNOWN_TIME else dict(zip(LAUNCH_BOUND_PHASES, own, strict=True))
+            for own in times.launch_bound_ns[np.argsort(position)].tolist()
+        ]
+        return cls(ns[:, phases].tolist(), data, checkpoint, gc, ns[:, stalled].sum(axis=1).tolist(), waited)
 
     def of_step(self, at: int) -> _StepParts:
-        return _StepParts(self.compute[at], self.data[at], self.checkpoint[at], self.gc[at], self.stalled[at])
+        return _StepParts(
+            self.compute[at], self.data[at], self.checkpoint[at], self.gc[at], self.stalled[at], self.launch_bound[at]
+        )
 
 
 def _summary(
@@ -212,6 +222,7 @@ def _summary(
         overhead_ns=extras.overhead_ns,
         counts=extras.counts,
         device=extras.device,
+        launch_bound_ns=parts.launch_bound,
     )
 
 

@@ -176,6 +176,8 @@ class StepSummary:
     overhead_ns: int = 0  # CPU time of the harvester thread since the last summary
     counts: Mapping[str, float] = field(default_factory=dict)  # sums of commtrace.count: tokens, samples, model_flops
     device: Device | None = None  # None without an accelerator
+    # Of compute by phase, and of the time in no span (IN_NO_SPAN): the device waited for its host; None if not known.
+    launch_bound_ns: Mapping[str, int] | None = None
 
     @property
     def mfu(self) -> float | None:

@@ -22,6 +22,7 @@ GC: Final = "gc"
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 LATE_LAUNCH: Final = "late-launch"
+LATE_HOST: Final = "late-host"
 UNEVEN_STAGE: Final = "uneven-stage"
 LONG_MICROBATCH: Final = "long-microbatch"
 SEQUENCE_IMBALANCE: Final = "sequence-imbalance"
@@ -40,6 +41,7 @@ FORMS: Final = {
     CHECKPOINT: "checkpoint=RANKS:MILLISECONDS",
     EVALUATION: "evaluation=RANKS:MILLISECONDS",
     LATE_LAUNCH: "late-launch=RANKS:MILLISECONDS",
+    LATE_HOST: "late-host=RANKS:FACTOR",
     UNEVEN_STAGE: "uneven-stage=STAGES:FACTOR",
     LONG_MICROBATCH: "long-microbatch=MICROBATCH:FACTOR or long-microbatch=MICROBATCH-REPLICA:FACTOR",
     SEQUENCE_IMBALANCE: "sequence-imbalance[=SIGMA]",
@@ -60,6 +62,7 @@ CAUSES: Final = {
     CHECKPOINT: "checkpoint",
     EVALUATION: "evaluation",
     LATE_LAUNCH: "late_launch",
+    LATE_HOST: "host",
     UNEVEN_STAGE: "stage_imbalance",
     LONG_MICROBATCH: "sequence_length_imbalance",
     SEQUENCE_IMBALANCE: "sequence_length_imbalance",

@@ -43,6 +43,13 @@ class SchedulePlace(NamedTuple):
     stage: int = -1
 
 
+class Instant(NamedTuple):
+    """A time at which the devices of a stage pass a mark, and how far their hosts are ahead, ns, by rank."""
+
+    time: Int64
+    lead: Int64
+
+
 class SimulatedMessage(NamedTuple):
     """A communication; ``peer`` is the stage of the other side."""
 
@@ -74,6 +81,9 @@ class _Template(NamedTuple):
 
 _CODE: Final = {name: code for code, name in enumerate(NAMES)}
 _ON_THE_HOST: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALUATION)
+NO_LEAD: Final = -(2**62)
+"""Instead of a lead, ns: the instant has none."""
+
 _ONLY_WITH_A_LENGTH: Final = (schema.STALL, *_ON_THE_HOST)
 """Left out if they take no time."""
 
@@ -85,12 +95,18 @@ class StageRows:
     _templates: list[_Template] = field(default_factory=list)
     _starts: list[Int64] = field(default_factory=list)
     _ends: list[Int64] = field(default_factory=list)
+    _start_leads: list[Int64] = field(default_factory=list)
+    _end_leads: list[Int64] = field(default_factory=list)
     _ids: int = 0
 
-    def work(self, kind: int, name: str, place: SchedulePlace, start: Int64, end: Int64) -> None:
+    def work(self, kind: int, name: str, place: SchedulePlace, start: Instant, end: Instant) -> None:
         lane = schema.HOST if kind in _ON_THE_HOST else schema.COMPUTE
         timing = schema.HOST_TIMING if lane == schema.HOST else schema.CUDA_EVENT_TIMING
-        self._add(_Template(kind, _CODE[name], lane, place, timing=timing), start, end)
+        template = _Template(kind, _CODE[name], lane, place, timing=timing)
+        if lane == schema.HOST:
+            self._add(template, start.time, end.time)
+        else:
+            self._add(template, start.time, end.time, start.lead, end.lead)
 
     def communication(
         self, place: SchedulePlace, message: SimulatedMessage, start: Int64, end: Int64, *, is_async: bool = False
@@ -109,7 +125,7 @@ class StageRows:
         return self._ids
 
     def stall(
-        self, place: SchedulePlace, message: SimulatedMessage, communication: int, start: Int64, end: Int64
+        self, place: SchedulePlace, message: SimulatedMessage, communication: int, start: Instant, end: Instant
     ) -> None:
         """Add stalls on a communication; a rank that did not wait gets none."""
         role, name = ROLES.index(message.role), _CODE[message.operation]
@@ -118,8 +134,10 @@ class StageRows:
                 schema.STALL, name, schema.COMPUTE, place, role, message.seq, peer=message.peer,
                 stalled_on=communication,
             ),
-            start,
-            end,
+            start.time,
+            end.time,
+            start.lead,
+            end.lead,
         )  # fmt: skip
 
     def finished(self) -> StageColumns:
@@ -129,12 +147,24 @@ class StageRows:
             {name: np.array(values, np.int64) for name, values in columns.items()},
             np.ascontiguousarray(np.stack(self._starts).T),
             np.ascontiguousarray(np.stack(self._ends).T),
+            np.ascontiguousarray(np.stack(self._start_leads).T),
+            np.ascontiguousarray(np.stack(self._end_leads).T),
         )
 
-    def _add(self, template: _Template, start: Int64, end: Int64) -> None:
+    def _add(
+        self,
+        template: _Template,
+        start: Int64,
+        end: Int64,
+        start_lead: Int64 | None = None,
+        end_lead: Int64 | None = None,
+    ) -> None:
         self._templates.append(template)
         self._starts.append(start)
         self._ends.append(end)
+        none = np.full(len(start), NO_LEAD, np.int64)
+        self._start_leads.append(none if start_lead is None else start_lead)
+        self._end_leads.append(none if end_lead is None else end_lead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +174,8 @@ class StageColumns:
     common: dict[str, Int64]
     start: Int64
     end: Int64
+    start_lead: Int64  # how far the host was ahead of the device then, ns; NO_LEAD where nothing tells
+    end_lead: Int64
 
     def recorded(self, position: int) -> Bool:
         """Mark the rows that the rank at this position in the stage records."""

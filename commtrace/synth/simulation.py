@@ -6,6 +6,7 @@ participant arrived, a message after both sides did.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action, orders, splits_backwards
 from commtrace.synth import faults
 from commtrace.synth.job import Job, SimulatedLayout
-from commtrace.synth.rows import SchedulePlace, SimulatedMessage, StageRows
+from commtrace.synth.rows import Instant, SchedulePlace, SimulatedMessage, StageRows
 from commtrace.trace import schema
 from commtrace.trace.spans import Bool, Int64
 
@@ -28,6 +29,11 @@ _SLOW_PHASE: Final = {
     WEIGHTS: faults.SLOW_BACKWARD,
     _OPTIMIZER: faults.SLOW_OPTIMIZER,
 }
+_LAUNCH: Final = 0.3
+"""Time that a host needs to launch some work, as a share of the time that the device needs for it."""
+
+_LAUNCHED_PHASES: Final = ("forward", "backward", "optimizer", "other")
+
 _MEMORY: Final = 0.9
 """Correlation of a rank's wandering speed from one step to the next."""
 
@@ -61,6 +67,9 @@ class Simulated:
 
     stages: tuple[StageRows, ...]
     steps: SimulatedSteps
+    # By phase (``other`` lies between phases), shape (steps, ranks), ns: devices had nothing queued at both ends of the
+    # work between two marks.
+    launch_bound_ns: Mapping[str, Int64]
 
 
 def simulate(job: Job) -> Simulated:
@@ -83,6 +92,9 @@ class _Simulation:
         self._layout = SimulatedLayout.of(job)
         self._width = self._layout.ranks_per_stage
         self._now = [np.full(self._width, job.start_ns, np.int64) for _ in range(job.pp)]
+        self._host = [now.copy() for now in self._now]  # when each host gets to what follows
+        self._launch_bound = {phase: np.zeros((job.steps, job.world_size), np.int64) for phase in _LAUNCHED_PHASES}
+        self._launch_share = np.full(job.world_size, _LAUNCH)
         self._rows = [StageRows() for _ in range(job.pp)]
         self._orders = stage_orders(job)
         self._sequence: dict[tuple[int, str], int] = {}
@@ -104,16 +116,43 @@ class _Simulation:
             self._step = step
             self._faults = [fault for fault in self._job.faults if step in fault.steps]
             self._speed = {phase: self._work_factors(slow) for phase, slow in _SLOW_PHASE.items()}
-            begins = [now.copy() for now in self._now]
+            self._launch_share = self._launch_shares()
+            begins = [self._instant(stage) for stage in range(self._job.pp)]
             self._uneven = self._sequence_factors()
             self._load_data()
             self._pipeline()
             self._finish()
             for stage, begin in enumerate(begins):
-                self._rows[stage].work(schema.STEP, "step", SchedulePlace(step, stage=stage), begin, self._now[stage])
-            starts.append(np.concatenate(begins))
+                end = self._instant(stage)
+                self._rows[stage].work(schema.STEP, "step", SchedulePlace(step, stage=stage), begin, end)
+            starts.append(np.concatenate([begin.time for begin in begins]))
             ends.append(np.concatenate(self._now))
-        return Simulated(tuple(self._rows), SimulatedSteps(np.stack(starts), np.stack(ends)))
+        return Simulated(tuple(self._rows), SimulatedSteps(np.stack(starts), np.stack(ends)), self._launch_bound)
+
+    # Hosts and their devices
+
+    def _instant(self, stage: int) -> Instant:
+        return Instant(self._now[stage], self._now[stage] - self._host[stage])
+
+    def _launch_shares(self) -> Float64:
+        shares = np.full(self._job.world_size, _LAUNCH)
+        for fault in self._active(faults.LATE_HOST):
+            shares[list(fault.where)] = fault.amount
+        return shares
+
+    def _run(self, stage: int, phase: str, work: Int64) -> None:
+        """Have the hosts launch some work, and the devices do it: not before it is launched."""
+        own = slice(stage * self._width, (stage + 1) * self._width)
+        begin, was_empty = self._now[stage], self._now[stage] <= self._host[stage]
+        self._host[stage] = self._host[stage] + np.rint(work * self._launch_share[own]).astype(np.int64)
+        self._now[stage] = np.maximum(begin + work, self._host[stage])
+        is_empty = was_empty & (self._now[stage] <= self._host[stage])
+        self._launch_bound[phase][self._step, own] += np.where(is_empty, self._now[stage] - begin, 0)
+
+    def _wait_for_hosts(self, stage: int, duration: Int64) -> None:
+        """Keep hosts busy, and with them their devices, which have nothing else to do then."""
+        self._now[stage] = self._now[stage] + duration
+        self._host[stage] = np.where(duration > 0, self._now[stage], self._host[stage])
 
     # What is wrong
 
@@ -185,9 +224,9 @@ class _Simulation:
         return added[stage * self._width : (stage + 1) * self._width]
 
     def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: SchedulePlace) -> None:
-        begin = self._now[stage]
-        self._now[stage] = begin + duration
-        self._rows[stage].work(kind, name, place, begin, self._now[stage])
+        begin = self._instant(stage)
+        self._wait_for_hosts(stage, duration)
+        self._rows[stage].work(kind, name, place, begin, self._instant(stage))
 
     def _pipeline(self) -> None:
         sent: dict[tuple[str, int, int], _Sent] = {}
@@ -220,7 +259,7 @@ class _Simulation:
         virtual = action.chunk * stages + stage
         source = self._source(stage, action)
         if action.letter == FORWARD:  # launched late: until then the lane is idle, without a row
-            self._now[stage] = self._now[stage] + self._added(faults.LATE_LAUNCH, stage) // (job.microbatches * chunks)
+            self._launch_late(stage, self._added(faults.LATE_LAUNCH, stage) // (job.microbatches * chunks))
         if source is not None:
             self._receive(
                 stage, source[0], place, sent[action.letter, source[1] * stages + source[0], action.microbatch]
@@ -229,6 +268,11 @@ class _Simulation:
         target = virtual + {FORWARD: 1, BACKWARD: -1}.get(action.letter, 0)
         if target != virtual and 0 <= target < stages * chunks and stages > 1:
             sent[action.letter, virtual, action.microbatch] = self._send(stage, target % stages, place)
+
+    def _launch_late(self, stage: int, duration: Int64) -> None:
+        own, was_empty = slice(stage * self._width, (stage + 1) * self._width), self._now[stage] <= self._host[stage]
+        self._wait_for_hosts(stage, duration)
+        self._launch_bound["other"][self._step, own] += np.where(was_empty, duration, 0)
 
     def _send(self, stage: int, target: int, place: SchedulePlace) -> _Sent:
         message = SimulatedMessage(
@@ -247,12 +291,18 @@ class _Simulation:
         sent.end[:] = end
         message = sent.message._replace(operation="recv", peer=source)
         number = self._rows[stage].communication(place, message, now, end, is_async=True)
-        self._rows[stage].stall(place, message, number, now, end)
+        self._stall(stage, place, message, number, end)
+
+    def _stall(
+        self, stage: int, place: SchedulePlace, message: SimulatedMessage, communication: int, end: Int64
+    ) -> None:
+        begin = self._instant(stage)
         self._now[stage] = end
+        self._rows[stage].stall(place, message, communication, begin, self._instant(stage))
 
     def _compute(self, stage: int, action: Action, place: SchedulePlace) -> None:
         """Run a forward or backward: one interval of work before, between and after its communications."""
-        job, begin = self._job, self._now[stage]
+        job, begin = self._job, self._instant(stage)
         split = splits_backwards(job.order)
         if action.letter == FORWARD:
             usual, kind, name = job.forward_ns, schema.FORWARD, "forward"
@@ -266,12 +316,12 @@ class _Simulation:
         self._collect_garbage(stage, action, place)
         for number, (role, operation) in enumerate(operations, start=1):
             part = work * number // (len(operations) + 1)
-            self._now[stage] = self._now[stage] + part - done
+            self._run(stage, schema.KINDS[kind], part - done)
             done = part
             self._collective(stage, role, operation, self._sizes.activation, place)
         self._overlap_reduction(stage, action, place, work - done)
-        self._now[stage] = self._now[stage] + work - done
-        self._rows[stage].work(kind, name, place, begin, self._now[stage])
+        self._run(stage, schema.KINDS[kind], work - done)
+        self._rows[stage].work(kind, name, place, begin, self._instant(stage))
 
     def _layer_operations(self, letter: str) -> list[tuple[str, str]]:
         if letter not in (FORWARD, BACKWARD):
@@ -309,8 +359,7 @@ class _Simulation:
         scattered = np.empty(self._width, np.int64)
         scattered[members] = end
         number = self._rows[stage].communication(place, message, start, scattered)
-        self._rows[stage].stall(place, message, number, start, scattered)
-        self._now[stage] = scattered
+        self._stall(stage, place, message, number, scattered)
 
     def _ends(self, operation: str, num_bytes: int, members: Int64, starts: Int64) -> Int64:
         """Return the end of each member's operation, shape (groups, members)."""
@@ -332,8 +381,7 @@ class _Simulation:
             place = SchedulePlace(self._step, stage=stage)
             message = SimulatedMessage(operation, role, self._next(stage, role), num_bytes, dtype)
             number = self._rows[stage].communication(place, message, start[own], end[own])
-            self._rows[stage].stall(place, message, number, start[own], end[own])
-            self._now[stage] = end[own]
+            self._stall(stage, place, message, number, end[own])
 
     # The end of a step
 
@@ -360,22 +408,20 @@ class _Simulation:
         for stage in range(job.pp):
             place = SchedulePlace(self._step, stage=stage)
             for message, number, end in self._reductions.pop(stage, []):
-                begin = self._now[stage]
-                self._now[stage] = np.maximum(begin, end)
-                self._rows[stage].stall(place, message, number, begin, self._now[stage])
+                self._stall(stage, place, message, number, np.maximum(self._now[stage], end))
             if self._layout.size(role) > 1 and not job.overlap_grad_reduce:
                 self._collective(stage, role, "reduce_scatter", sizes.gradients, place, "float32")
         if job.pp > 1:
             self._across_stages("embedding", "all_reduce", sizes.embedding, "float32")
-        begins = list(self._now)
+        begins = [self._instant(stage) for stage in range(job.pp)]
         if job.pp * job.tp > 1:
             self._across_stages("mp", "all_reduce", 4, "float32")
         for stage, begin in enumerate(begins):
             place = SchedulePlace(self._step, stage=stage)
-            self._now[stage] = self._now[stage] + self._jittered(
-                job.optimizer_ns * self._speed[_OPTIMIZER][stage], self._width
+            self._run(
+                stage, "optimizer", self._jittered(job.optimizer_ns * self._speed[_OPTIMIZER][stage], self._width)
             )
-            self._rows[stage].work(schema.OPTIMIZER, "optimizer", place, begin, self._now[stage])
+            self._rows[stage].work(schema.OPTIMIZER, "optimizer", place, begin, self._instant(stage))
             if self._layout.size(role) > 1:
                 self._collective(stage, role, "all_gather", sizes.parameters, place)
             self._pause(stage, schema.EVALUATION, "evaluation", self._added(faults.EVALUATION, stage), place)

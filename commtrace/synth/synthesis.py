@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from commtrace.synth.faults import (
     Fault,
 )
 from commtrace.synth.job import FREE, PERFECT, Job, SimulatedClock, SimulatedLayout
-from commtrace.synth.rows import NAMES, ROLES, StageColumns
+from commtrace.synth.rows import NAMES, NO_LEAD, ROLES, StageColumns
 from commtrace.synth.simulation import SimulatedSteps, simulate
 from commtrace.trace import schema
 from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
@@ -41,6 +41,10 @@ from commtrace.trace.topology import Topology, without_place
 
 _LATE_NS: Final = 5_000_000.0
 """Mean lateness of an outlier."""
+
+_RECORD_NS: Final = 6_000.0
+_RECORD_SCATTER_NS: Final = 2_000.0
+"""How long a device that has nothing queued takes to pass an event, at least, and the scatter of that."""
 
 _AS_IS: Final = (
     "kind", "name", "lane", "step", "microbatch", "chunk", "stage", "seq", "dtype", "is_async", "id", "stalled_on",
@@ -61,11 +65,13 @@ class Synthetic:
     _steps: SimulatedSteps
     _stages: tuple[StageColumns, ...]
     _group_ids: Int64
+    _launch_bound_ns: Mapping[str, Int64]
 
     @cached_property
     def truth(self) -> dict[str, Any]:
         """Return the truth (docs/synthetic-runs.md): the job is simulated anew without each of its faults."""
-        return _truth(self.job, self._layout, self._steps, self.step_without_faults_ns)
+        truth = _truth(self.job, self._layout, self._steps, self.step_without_faults_ns)
+        return {**truth, "launch_bound": _launch_bound(self._launch_bound_ns)}
 
     @property
     def mean_step_ns(self) -> int:
@@ -152,6 +158,7 @@ class Synthetic:
         common = {name: values[kept] for name, values in columns.common.items()}
         end = self._late(common, columns.end[position][kept], random)
         role = common["role"]
+        leads = np.random.default_rng([self.job.seed, 4, rank])
         peer = np.where(common["peer"] >= 0, common["peer"] * self._layout.ranks_per_stage + position, -1)
         wanted = {
             **{name: common[name] for name in _AS_IS},
@@ -162,8 +169,16 @@ class Synthetic:
             "peer": peer,
             "op_in_seq": np.zeros(len(role), np.int32),
             "self_bytes": np.full(len(role), -1, np.int64),
+            "start_lead_us": self._recorded_leads(columns.start_lead[position][kept], leads),
+            "end_lead_us": self._recorded_leads(columns.end_lead[position][kept], leads),
         }
         return Spans(**{name: wanted[name].astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()}), dropped
+
+    def _recorded_leads(self, lead_ns: Int64, random: np.random.Generator) -> Int64:
+        """Return leads as they are recorded, µs: with the time that an event takes, and the error of an anchor."""
+        taken = _RECORD_NS + np.abs(random.normal(0.0, _RECORD_SCATTER_NS, len(lead_ns)))
+        lead_us = np.clip((lead_ns + taken) / 1e3, schema.LEAST_LEAD_US, schema.MOST_LEAD_US).astype(np.int64)
+        return np.where(lead_ns == NO_LEAD, schema.UNKNOWN_LEAD, lead_us)
 
     def _kept(self, columns: StageColumns, recorded: Bool, random: np.random.Generator) -> tuple[Bool, dict[str, int]]:
         if not self.job.missing:
@@ -188,7 +203,8 @@ def synthesize(job: Job) -> Synthetic:
     ids = np.full((len(ROLES), job.world_size), -1, np.int64)
     for role in layout.members:
         ids[ROLES.index(role)] = layout.group_ids(role)
-    return Synthetic(job, layout, simulated.steps, tuple(rows.finished() for rows in simulated.stages), ids)
+    stages = tuple(rows.finished() for rows in simulated.stages)
+    return Synthetic(job, layout, simulated.steps, stages, ids, simulated.launch_bound_ns)
 
 
 def _truth(job: Job, layout: SimulatedLayout, steps: SimulatedSteps, mean_without: int) -> dict[str, Any]:
@@ -246,6 +262,15 @@ def _guilty(job: Job, layout: SimulatedLayout, fault: Fault) -> list[int]:
     if fault.kind in OF_HOSTS:
         return [rank for rank in range(job.world_size) if layout.host(rank) in fault.where]
     return sorted(fault.where)
+
+
+def _launch_bound(ns: Mapping[str, Int64]) -> list[dict[str, object]]:
+    """Return, of each rank whose device waited for its host, ns by phase and step."""
+    waited = np.stack([*ns.values()]).sum(axis=(0, 1))
+    return [
+        {"rank": rank, **{f"{phase}_ns": own[:, rank].tolist() for phase, own in ns.items()}}
+        for rank in np.flatnonzero(waited).tolist()
+    ]
 
 
 def _host(job: Job, host: int) -> dict[str, object]:

@@ -274,6 +274,8 @@ class _Contained:
         rows = self._replays[replay]
         columns: dict[str, Any] = {name: values[operation] for name, values in self._columns.items()}
         columns["seq"] = self._firsts[replay, columns.pop("counter")] + columns.pop("offset")
+        for name in ("start_lead_us", "end_lead_us"):
+            columns[name] = np.full(len(chosen), schema.UNKNOWN_LEAD)
         # A replay within a phase is of its place in the schedule: the capture may have been elsewhere.
         for name in ("microbatch", "chunk", "stage"):
             of_replay = getattr(spans, name)[rows]

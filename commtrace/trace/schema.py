@@ -80,11 +80,22 @@ SCHEMA: Final = pa.schema(
         ("start_exact", pa.bool_()),  # False: the span started then or later
         ("end_exact", pa.bool_()),  # False: it ended then or earlier
         ("detail", pa.string()),  # JSON payload of marks and rare extras; null otherwise
+        ("start_lead_us", pa.int16()),  # how far the host was ahead of the device at the start (below)
+        ("end_lead_us", pa.int16()),
     ]
 )
 
-LATER_COLUMNS: Final = frozenset({"start_exact", "end_exact"})
-"""Columns that recordings of older versions lack: see commtrace/trace/files/exactness.py."""
+LATER_COLUMNS: Final = frozenset({"start_exact", "end_exact", "start_lead_us", "end_lead_us"})
+"""Columns that recordings of older versions lack. commtrace/trace/files/exactness.py tells which of their times are
+exact; leads are not known."""
+
+UNKNOWN_LEAD: Final = -32_768
+"""The lead of an instant that is the host's, or for which the host's time is not known well."""
+SYNCHRONIZED_LEAD: Final = -32_767
+"""The lead of the first mark after the host has waited for the device: it is small by necessity."""
+LEAST_LEAD_US: Final = -32_766
+MOST_LEAD_US: Final = 32_767
+"""Leads beyond these are recorded as them."""
 
 METADATA_KEY: Final = b"commtrace"
 """Key of the schema metadata that holds the rank's metadata as JSON."""
@@ -119,6 +130,8 @@ class Row(NamedTuple):
     start_exact: bool = True
     end_exact: bool = True
     detail: str | None = None
+    start_lead_us: int = schema.UNKNOWN_LEAD
+    end_lead_us: int = schema.UNKNOWN_LEAD
 
 
 row_of: Final[Callable[[tuple[Any, ...]], Row]] = functools.partial(tuple.__new__, Row)

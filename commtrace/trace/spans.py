@@ -15,6 +15,7 @@ from commtrace.trace import schema
 from commtrace.trace.schema import Row, row_of
 
 Int8 = npt.NDArray[np.int8]
+Int16 = npt.NDArray[np.int16]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -42,6 +43,8 @@ DTYPE_OF_COLUMN: Mapping[str, type[np.signedinteger | np.bool_]] = {
     "timing": np.int8,
     "start_exact": np.bool_,
     "end_exact": np.bool_,
+    "start_lead_us": np.int16,
+    "end_lead_us": np.int16,
 }
 """Every column but ``detail``, which the reader reads into marks."""
 
@@ -76,6 +79,8 @@ class Spans:
     timing: Int8
     start_exact: Bool
     end_exact: Bool
+    start_lead_us: Int16
+    end_lead_us: Int16
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -127,6 +132,7 @@ class Spans:
         defaults = {
             "start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE,
             "start_exact": True, "end_exact": True,
+            "start_lead_us": schema.UNKNOWN_LEAD, "end_lead_us": schema.UNKNOWN_LEAD,
         }  # fmt: skip
         return cls(
             *(
@@ -287,4 +293,5 @@ def rows_of(spans: Spans, names: Sequence[str]) -> list[Row]:
     columns = {name: getattr(spans, name).tolist() for name in DTYPE_OF_COLUMN}
     for column in ("name", "dtype"):
         columns[column] = [words[code] for code in columns[column]]
-    return [row_of((*values, None)) for values in zip(*columns.values(), strict=True)]
+    columns["detail"] = [None] * len(spans)
+    return [row_of(values) for values in zip(*(columns[name] for name in Row._fields), strict=True)]

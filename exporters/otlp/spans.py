@@ -429,6 +429,8 @@ def _breakdown(summary: StepSummary) -> Attributes:
     named.update({f"commtrace.exposed_ns.{role}": time for role, time in summary.exposed_ns.items()})
     for part in ("bubble_ns", "data_ns", "checkpoint_ns", "gc_ns", "other_ns", "work_ns"):
         named[f"commtrace.{part}"] = getattr(summary, part)
+    for phase, time in (summary.launch_bound_ns or {}).items():
+        named[f"commtrace.launch_bound_ns.{phase}"] = time
     named.update({f"commtrace.count.{name}": number for name, number in summary.counts.items()})
     if summary.mfu is not None:
         named["commtrace.mfu"] = summary.mfu

@@ -90,6 +90,7 @@ class StepCounters:
     gc_ns: int = 0
     other_ns: int = 0
     work_ns: int = 0
+    launch_bound_ns: dict[str, int] = field(default_factory=dict)  # empty while it is not known
     operations: dict[tuple[str, str], OperationTotals] = field(default_factory=dict)
     messages: dict[tuple[str, str, str], MessageTotals] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -109,6 +110,8 @@ class StepCounters:
             self.gc_ns += summary.gc_ns
             self.other_ns += summary.other_ns
             self.work_ns += summary.work_ns
+            for phase, time in (summary.launch_bound_ns or {}).items():
+                self.launch_bound_ns[phase] = self.launch_bound_ns.get(phase, 0) + time
             self._add_operations(summary.operations)
             self._add_messages(summary.messages)
             for name, number in summary.counts.items():
@@ -190,6 +193,15 @@ class RankCollector(Collector):
             ("work", totals.work_ns, "Steps without waiting for others and without checkpoints: the rank's own time."),
         ):
             yield CounterMetricFamily(f"commtrace_{name}_seconds", description, spent / 1e9)
+        if totals.launch_bound_ns:
+            waited = CounterMetricFamily(
+                "commtrace_launch_bound_seconds",
+                "Time in which the device waited for its host to launch, by phase; an upper bound.",
+                labels=["phase"],
+            )
+            for phase, spent in totals.launch_bound_ns.items():
+                waited.add_metric([phase], spent / 1e9)
+            yield waited
         yield from self._of_run()
         for name in COUNTS:
             if name in totals.counts:

@@ -81,6 +81,7 @@ def _parts_ns(step: StepSummary) -> Iterator[tuple[str, int]]:
         "checkpoint_seconds": step.checkpoint_ns,
         "gc_seconds": step.gc_ns,
         "other_seconds": step.other_ns,
+        "launch_bound_seconds": sum((step.launch_bound_ns or {}).values()),
     }
     return ((name, ns) for name, ns in parts.items() if ns)
 

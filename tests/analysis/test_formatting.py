@@ -26,6 +26,6 @@ def test_times_have_the_unit_that_people_think_in(time_ns: int, words: str) -> N
     assert format_duration(time_ns) == words
 
 
-def test_ranks_are_told_in_ranges() -> None:
+def test_ranks_are_shown_in_ranges() -> None:
     assert format_ranks([3]) == "rank 3"
     assert format_ranks([7, 0, 1, 2, 3, 7]) == "ranks 0–3, 7"

@@ -50,7 +50,7 @@ def test_a_straggler_comes_first() -> None:
     )
 
 
-def test_work_that_takes_long_in_a_few_steps_is_told_with_its_cause() -> None:
+def test_work_that_takes_long_in_a_few_steps_is_reported_with_its_cause() -> None:
     now_and_then = straggler(
         who="rank 2 on node0", occurrence="3 times, in steps 5, 10 and 15: 60 ms",
         next_step="See what happens in those steps.",
@@ -61,7 +61,7 @@ def test_work_that_takes_long_in_a_few_steps_is_told_with_its_cause() -> None:
     )
 
 
-def test_what_held_for_a_part_of_the_run_is_told_with_its_steps() -> None:
+def test_problems_of_a_part_of_the_run_are_reported_with_its_steps() -> None:
     stretch = Stretch(30, 49, 50.0, iso_ns("2026-11-23T14:03:22.512+00:00"), iso_ns("2026-11-23T14:05:09.001+00:00"))
     slow = straggler(rank=3, who="rank 3 on a", cost_ms_per_step=20.0, share_of_step=0.2, stretches=(stretch,))
     assert verdict([mean(bubble=40)], [slow]) == (
@@ -84,12 +84,12 @@ def test_the_largest_loss_is_named_with_its_share() -> None:
     assert sentence.startswith("Largest loss: waiting for pipeline neighbours (bubble), 25.0% of the step (25 ms).")
 
 
-def test_communication_is_told_with_its_role_and_whether_it_is_waiting() -> None:
+def test_communication_is_reported_with_its_role_and_whether_it_is_waiting() -> None:
     assert "dp communication, 40.0% of the step (40 ms). 75% of it is waiting" in verdict([exposed("dp", 30, 10)], [])
     assert "tp communication, 40.0% of the step (40 ms). Most of it is transfer" in verdict([exposed("tp", 10, 30)], [])
 
 
-def test_what_is_waiting_is_not_told_where_it_is_not_known() -> None:
+def test_waiting_is_not_shown_where_it_is_unknown() -> None:
     why = {"tp": "How much of it is waiting is unknown, because rank 3 is missing."}
     assert verdict([exposed("tp", 10, 30)], [], why).endswith(f"(40 ms). {why['tp']}")
     assert "Most of it is transfer" in verdict([exposed("dp", 10, 30)], [], why)
@@ -99,14 +99,14 @@ def test_time_in_no_span_is_not_excused() -> None:
     assert "time outside all spans, 60.0%" in verdict([mean(other=60)], [])
 
 
-def test_where_nothing_but_steps_was_recorded_nothing_is_ruled_out() -> None:
+def test_a_recording_of_steps_alone_rules_nothing_out() -> None:
     steps_only = RankMean(0, "node0", {}, 100 * MS, 0, {State("other"): 100 * MS})
     assert "so it may be either" in verdict([steps_only], [])
     assert "so it may be either" in verdict([steps_only], [], captured={"step": 4, "mark": 2})
     assert "It is no communication that was seen" in verdict([mean(other=40)], [])
 
 
-def test_spans_that_say_nothing_of_the_time_are_not_called_nothing() -> None:
+def test_spans_that_say_nothing_about_the_time_are_not_called_nothing() -> None:
     rows = {
         rank: [
             *(span("step", 100 * MS * step, 100 * MS * (step + 1), step=step) for step in range(3)),

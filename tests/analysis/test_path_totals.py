@@ -58,7 +58,7 @@ def whole(path: Path, steps: str) -> CriticalPath:
     return found
 
 
-def test_what_is_read_piece_by_piece_is_the_whole(tmp_path: Path) -> None:
+def test_pieces_of_a_run_add_up_to_the_whole(tmp_path: Path) -> None:
     recording, totals = Recording(tmp_path), PathTotals(tmp_path)
     counted = []
     for steps in (range(1), range(1, 3), range(3, 3), range(3, 6)):

@@ -81,7 +81,7 @@ def test_windows_add_up() -> None:
     assert both.of("wall").tolist() == [[10, 20, 50], [30, 40, 60]]
 
 
-def test_of_many_steps_neighbours_become_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_of_many_steps_become_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BLOCKS", 3)
     steps = [*range(1, 8)]
     parts = [sums([step], [[step], [10 * step]]) for step in steps]
@@ -98,7 +98,7 @@ def test_of_many_steps_neighbours_become_blocks(monkeypatch: pytest.MonkeyPatch)
         assert times.blocks_of(np.array([2, 4, 7])).tolist() == [0, 1, 1]
 
 
-def test_of_many_ranks_fewer_blocks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_blocks_are_kept_of_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CELLS", 2)
 
     assert sums([4, 5], [[1, 2], [3, 4]]).bounded().of("wall").tolist() == [[3], [7]]

@@ -72,7 +72,7 @@ def test_few_values_are_told_exactly() -> None:
     assert (len(found), found.median(), found.maximum, found.is_exact) == (4, 25.0, 40, True)
 
 
-def test_of_nothing_nothing_is_told() -> None:
+def test_statistics_of_no_values_are_absent() -> None:
     assert of().nearest_rank(50) is None
     assert of().round().median() is None
     assert len(of() + of()) == 0

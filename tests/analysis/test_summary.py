@@ -94,7 +94,7 @@ def test_an_ideal_pipeline_reads_as_its_formula() -> None:
     assert summary.problems == ()
 
 
-def test_the_first_step_is_left_out_as_warm_up_and_that_is_told() -> None:
+def test_the_first_step_is_left_out_as_warm_up_and_that_is_reported() -> None:
     steps = summarised(PipelineJob(2, 2, steps=5).run()).run.steps.to_json()
     warm_up = {"first": 0, "last": 0, "count": 1, "reason": "warm-up"}
     assert steps == {"first": 1, "last": 4, "count": 4, "left_out": [warm_up]}
@@ -111,12 +111,12 @@ def test_steps_that_cannot_be_read_are_refused() -> None:
         summarise(PipelineJob(1, 1).run(), "two")
 
 
-def test_nothing_recorded_is_told_as_such(tmp_path: Any) -> None:
+def test_nothing_recorded_is_reported_as_such(tmp_path: Any) -> None:
     with pytest.raises(RunNotFoundError):
         summarise(tmp_path)
 
 
-def test_ranks_that_number_their_steps_differently_are_told_of() -> None:
+def test_ranks_that_number_their_steps_differently_are_reported() -> None:
     """Rank 1 resumed from another checkpoint: its step 4 is everybody else's step 1."""
     run = synthesize(Job(pp=2, dp=2, microbatches=4, steps=8)).run
     shifted = run.ranks[1].spans.replace(step=run.ranks[1].spans.step + np.int32(3))
@@ -131,7 +131,7 @@ def test_ranks_that_number_their_steps_differently_are_told_of() -> None:
     assert not any("number their steps differently" in text for text in summarised(run).problems)
 
 
-def test_spans_that_end_before_they_start_are_told_of() -> None:
+def test_spans_that_end_before_they_start_are_reported() -> None:
     run = synthesize(Job(dp=2, microbatches=2, steps=4)).run
     spans = run.ranks[1].spans
     end = spans.end.copy()
@@ -142,7 +142,7 @@ def test_spans_that_end_before_they_start_are_told_of() -> None:
     assert all(sum(map(rank.part, PARTS)) == rank.wall_ns for rank in summary.ranks)
 
 
-def test_of_no_step_nothing_is_said_to_be_missing() -> None:
+def test_ranks_without_a_common_step_are_not_said_to_miss_one() -> None:
     run = synthesize(Job(dp=2, microbatches=2, steps=4)).run
     halves = {
         rank: replace(trace, spans=trace.spans.take(np.flatnonzero((trace.spans.step < 2) == (rank == 0))))
@@ -171,7 +171,7 @@ def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
     assert "1 step was left out because not every rank recorded them in full." in summary.problems
 
 
-def test_ranks_that_ended_with_an_exception_are_told() -> None:
+def test_ranks_that_ended_with_an_exception_are_reported() -> None:
     run = PipelineJob(2, 2, steps=4).run()
     failed = {rank: replace(run.ranks[rank], exception=name) for rank, name in enumerate(("KeyError", "ValueError"))}
 
@@ -204,7 +204,7 @@ def test_steps_that_ranks_number_differently_are_said_to_be_so() -> None:
     ) in summary.problems
 
 
-def test_steps_of_one_number_are_told() -> None:
+def test_steps_of_one_number_are_reported() -> None:
     rows = [span("step", start, start + 10, step=start % 20 // 10) for start in range(0, 40, 10)]
     summary = summarised(make_run({0: rows, 1: rows[:2]}))
     assert any(problem.startswith("Step numbers occur more than once on rank 0:") for problem in summary.problems)
@@ -223,7 +223,7 @@ def test_calls_that_send_nothing_are_not_to_be_overlapped() -> None:
     assert "Its groups have one rank and send nothing" in summary.verdict
 
 
-def test_no_communication_is_said_in_words() -> None:
+def test_no_communication_is_explained_in_words() -> None:
     summary = summarised(make_run({0: [span("step", 0, 10, step=0), span("forward", 0, 10)]}))
     assert NO_COMMUNICATION in summary.problems
     assert summary.communication == ()
@@ -243,7 +243,7 @@ def test_hosts_with_different_clocks_give_the_same_summary() -> None:
         assert sum(map(other.part, PARTS)) == other.wall_ns
 
 
-def test_hosts_that_cannot_be_aligned_are_told_with_what_that_means() -> None:
+def test_hosts_that_cannot_be_aligned_are_reported_with_what_that_means() -> None:
     pipeline = group("pp", 0, 1)
     rows = {
         0: [span("step", 0, 100, step=0), p2p("send", pipeline, 1, 0, 0, 10, step=0)],
@@ -255,7 +255,7 @@ def test_hosts_that_cannot_be_aligned_are_told_with_what_that_means() -> None:
     assert {row.wait_ns for row in summary.communication} == {None}
 
 
-def test_what_spoils_the_numbers_is_told() -> None:
+def test_spoiled_numbers_are_reported() -> None:
     rows = {0: [span("step", 0, 100, step=0), collective("all_reduce", PAIR, 0, 0, 0, id=1, step=0)]}
     summary = summarised(make_run(rows, [PAIR], world_size=2, dropped={"p2p": 5}, details={1: '{"unfinished": true}'}))
     text = " ".join(summary.problems)
@@ -265,7 +265,7 @@ def test_what_spoils_the_numbers_is_told() -> None:
     assert summary.coverage.dropped == {"p2p": 5}
 
 
-def test_members_that_disagree_are_told() -> None:
+def test_members_that_disagree_are_reported() -> None:
     rows = {
         rank: [span("step", 0, 100, step=0), collective("all_reduce", PAIR, 0, 0, 10, bytes=rank, step=0)]
         for rank in (0, 1)
@@ -274,7 +274,7 @@ def test_members_that_disagree_are_told() -> None:
     assert "2 communications differ between their members in operation, bytes or dtype." in summary.problems
 
 
-def test_what_the_reader_noticed_comes_first() -> None:
+def test_problems_of_the_reader_come_first() -> None:
     run = replace(make_run({0: [span("step", 0, 10, step=0)]}), problems=("torn",))
     assert summarised(run).problems[0] == "torn"
 
@@ -316,7 +316,7 @@ def test_waiting_for_what_began_at_an_unknown_time_is_not_called_transfer() -> N
     assert "is waiting is unknown" not in exact
 
 
-def test_communication_without_anything_that_computes_is_said_in_words() -> None:
+def test_communication_without_anything_that_computes_is_explained_in_words() -> None:
     reduce = collective("all_reduce", group("dp", 0), 0, 10, 20, step=0, id=1)
     summary = summarise(make_run({0: [span("step", 0, 100, step=0), reduce]}, [group("dp", 0)]))
     assert NO_COMPUTE in summary.problems

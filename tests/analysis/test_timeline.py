@@ -109,7 +109,7 @@ def test_the_two_ends_of_a_message_share_a_number() -> None:
     assert sent[0] >= 0
 
 
-def test_what_was_seen_on_one_rank_only_has_no_number_and_no_known_wait() -> None:
+def test_a_call_seen_on_one_rank_has_no_number_and_no_known_wait() -> None:
     pipeline = group("pp", 0, 1)
     run = make_run(
         {0: [span("step", 0, 9, step=0), p2p("send", pipeline, 1, 0, 2, 5, id=1, step=0)]}, [pipeline], world_size=2

@@ -62,7 +62,7 @@ def test_a_group_has_the_rate_of_its_name_and_else_that_of_all() -> None:
     assert not both[1].is_enough
 
 
-def test_what_does_not_fill_all_links_decides_only_if_it_is_alone() -> None:
+def test_a_size_that_does_not_fill_all_links_decides_only_alone() -> None:
     rows = (measured(40.0, operation="send", ranks=(0, 15)), measured(20.0, operation="send", ranks=(1, 9)))
     alone = shares(Baseline({}, rows), {"": NIC}, TWO_NODES)
     beside = shares(Baseline({}, (*rows, measured(320.0))), {"": NIC}, TWO_NODES)

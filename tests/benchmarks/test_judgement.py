@@ -79,7 +79,7 @@ def test_absent_ranks(absent: tuple[int, ...], expected: LaunchedJob, nodes: tup
     assert (found.nodes, found.text) == (nodes, f"{who} {NOT_THERE}{more}")
 
 
-def test_of_ranks_beside_others_and_whole_nodes_each_is_told() -> None:
+def test_absent_ranks_and_absent_nodes_are_each_named() -> None:
     beside, alone = judge_absent(without(1, 4, 5), LaunchedJob(6, 2, GPU_NODES), 30)
 
     assert (beside.nodes, beside.text) == (("node0",), f"rank 1 {NOT_THERE}")

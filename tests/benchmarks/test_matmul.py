@@ -36,7 +36,7 @@ def test_it_works_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("words", "said"), [(["--shapes", "4x4"], "write MxNxK"), (["--dtype", "int8"], "write one of")]
 )
-def test_what_cannot_be_multiplied_is_said(words: list[str], said: str) -> None:
+def test_impossible_sizes_of_a_matmul_are_refused(words: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["bench", "matmul", *words])
 
     assert result.exit_code == 2

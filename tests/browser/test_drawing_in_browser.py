@@ -49,7 +49,7 @@ def test_gradients_of_weights_are_apart_from_those_of_inputs(reader: Reader, tmp
     assert "backward, weights" in reader.page.inner_text("#legend")
 
 
-def test_what_is_shorter_than_the_clocks_agree_is_pale_and_says_so(reader: Reader, tmp_path: Path) -> None:
+def test_times_shorter_than_the_clocks_agree_are_pale_and_say_so(reader: Reader, tmp_path: Path) -> None:
     analysis = analyse(synthesize(Job(pp=2, microbatches=4, steps=2)).run)
     drawn = []
     for residual_ns in (0, 20_000_000):  # a forward takes 4 ms

@@ -140,7 +140,7 @@ def test_a_wrong_address_is_explained(reader: Reader, server: RunServer) -> None
     assert "commtrace view" in reader.page.locator("body").inner_text()
 
 
-def test_a_server_that_has_ended_is_said(reader: Reader, server: RunServer) -> None:
+def test_a_server_that_has_ended_is_reported(reader: Reader, server: RunServer) -> None:
     page = opened(reader, server).page
     page.route("**/data/step/**", lambda route: route.abort())
 

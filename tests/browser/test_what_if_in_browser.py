@@ -61,7 +61,7 @@ def test_a_question_is_answered_and_drawn_under_the_step(reader: Reader, run: Pa
         assert not reader.errors
 
 
-def test_what_a_run_cannot_have_is_said(reader: Reader, run: Path) -> None:
+def test_an_impossible_prediction_is_explained(reader: Reader, run: Path) -> None:
     with serving({"run": run}, {}, partial(RunView, predict=predict_for_page)) as server:
         page = reader.page
         reader.go_to(server.address("run"))

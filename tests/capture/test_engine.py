@@ -45,7 +45,7 @@ def test_without_it_python_records_and_knows_why(
     assert caplog.messages == []
 
 
-def test_who_asks_for_it_in_vain_is_warned_once_per_node(
+def test_a_native_engine_that_cannot_be_had_is_warned_about_once_per_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loads(monkeypatch, (None, "it cannot be loaded: no such file"))
@@ -82,7 +82,7 @@ def test_the_recording_says_which_engine_made_it(tmp_path: Path, monkeypatch: py
     assert load_run(tmp_path / "vain").ranks[0].engine == {"name": "python", "reason": _native.NOT_BUILT}
 
 
-def test_on_rocm_it_records_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_native_engine_records_on_rocm_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     core = ModuleType("core")
     loads(monkeypatch, (core, ""))
     monkeypatch.setattr(torch.version, "hip", "6.2")

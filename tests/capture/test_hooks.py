@@ -34,14 +34,14 @@ def hooks(guard: Guard) -> Hooks:
     return Hooks("engines", tracer)
 
 
-def test_what_may_be_missing_is_passed_over_in_silence(hooks: Hooks, guard: Guard) -> None:
+def test_optional_names_that_are_missing_are_passed_over_in_silence(hooks: Hooks, guard: Guard) -> None:
     hooks.replace(Engine, "forward", in_brackets)
 
     assert guard.take_messages() == []
     assert not hasattr(Engine, "forward")
 
 
-def test_what_every_tried_version_has_is_missed_aloud(
+def test_names_that_every_version_has_are_warned_about_when_missing(
     hooks: Hooks, guard: Guard, caplog: pytest.LogCaptureFixture
 ) -> None:
     hooks.replace_required(Engine, "forward", in_brackets)
@@ -57,7 +57,7 @@ def test_what_every_tried_version_has_is_missed_aloud(
     assert hooks.active
 
 
-def test_what_is_there_is_replaced_and_put_back(hooks: Hooks, guard: Guard) -> None:
+def test_existing_names_are_replaced_and_put_back(hooks: Hooks, guard: Guard) -> None:
     hooks.replace_required(Engine, "step", in_brackets)
     assert Engine().step() == "[stepped]"
 

@@ -117,7 +117,7 @@ def test_it_looks_again_where_the_process_that_reads_has_died(
             process.communicate()
 
 
-def test_who_ends_in_order_leaves_no_word(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+def test_a_rank_that_ends_in_order_notes_nothing(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
     for rank, pid in enumerate((os.getpid(), processes[0].pid)):
         write_rank(tmp_path, [mark("end", {})], rank=rank, **here(pid))
     watch = PeerWatch(fail)

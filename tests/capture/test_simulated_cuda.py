@@ -78,7 +78,7 @@ def test_a_graph_runs_when_it_is_replayed(cuda: SimulatedCuda) -> None:
     assert cuda.current_stream().position_ns() == cuda.now_ns + 6 * MILLISECOND
 
 
-def test_a_capture_that_another_thread_has_broken_is_told(cuda: SimulatedCuda) -> None:
+def test_a_capture_that_another_thread_has_broken_is_reported(cuda: SimulatedCuda) -> None:
     event = cuda.current_stream().record_event()
     failures: list[BaseException] = []
 

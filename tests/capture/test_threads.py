@@ -53,7 +53,7 @@ def test_a_collection_that_frees_what_belongs_to_threads_does_not_stop_python() 
     assert done.stdout == "True\n"
 
 
-def test_who_has_switched_collections_off_finds_them_off() -> None:
+def test_garbage_collection_that_was_off_stays_off() -> None:
     gc.disable()
     try:
         frames_by_thread()

@@ -73,7 +73,7 @@ def test_numbers_that_begin_again_are_counted_on(ticking: Recording) -> None:
     assert message.endswith("goes on with 7")
 
 
-def test_what_comes_between_two_steps_belongs_to_neither(ticking: Recording) -> None:
+def test_work_between_two_steps_belongs_to_neither(ticking: Recording) -> None:
     tracer = ticking.tracer
     tracer.begin_step()
     tracer.end_step()
@@ -95,7 +95,7 @@ def test_the_last_step_ends_with_the_last_phase_in_it(ticking: Recording) -> Non
     assert phases(ticking) == [("forward", 0, 2, 3), ("step", 0, 1, 3)]
 
 
-def test_what_is_no_training_ends_the_step_before_it(ticking: Recording) -> None:
+def test_work_that_is_no_training_ends_the_step_before_it(ticking: Recording) -> None:
     tracer = ticking.tracer
     tracer.begin_step()
     tracer.leave(tracer.enter(schema.OPTIMIZER, "Adam"))
@@ -128,7 +128,7 @@ def test_a_step_without_anything_in_it_is_not_invented(ticking: Recording) -> No
     assert phases(ticking) == []
 
 
-def test_what_ends_outside_of_a_step_is_said_to_be_in_none(ticking: Recording) -> None:
+def test_work_that_ends_outside_of_a_step_is_in_none(ticking: Recording) -> None:
     tracer = ticking.tracer
     tracer.leave(tracer.enter(schema.CHECKPOINT, "load"))
 
@@ -211,7 +211,7 @@ def test_only_steps_of_the_window_are_recorded() -> None:
     ]  # fmt: skip
 
 
-def test_what_comes_after_a_step_of_the_window_is_not_recorded() -> None:
+def test_work_after_the_last_step_of_the_window_is_not_recorded() -> None:
     recording = Recording(Ticks(), steps="0:1")
     tracer = recording.tracer
     tracer.begin_step()
@@ -243,7 +243,7 @@ def test_a_topology_is_merged_and_changes_its_version(recording: Recording) -> N
     assert tracer.topology() == (2, {"parallel": {"tp": 2}, "schedule": "interleaved 1f1b"})
 
 
-def test_what_follows_the_last_optimizer_is_no_part_of_the_last_step(ticking: Recording) -> None:
+def test_work_after_the_last_optimizer_is_no_part_of_the_last_step(ticking: Recording) -> None:
     tracer = ticking.tracer
     tracer.begin_step()
     tracer.leave(tracer.enter(schema.OPTIMIZER, "optimizer"))

@@ -17,7 +17,7 @@ def sentences(found: Found) -> str:
     return " ".join([str(printed["verdict"]), *printed["notes"]])
 
 
-def test_why_a_faster_layout_of_the_table_is_not_the_one_to_take_is_said() -> None:
+def test_why_a_faster_layout_of_the_table_is_not_the_one_to_take_is_reported() -> None:
     found = search_layouts(PREDICTOR, 8, 80 * GIB, 8, top=3)
 
     assert len(found.ties) > 1

@@ -82,13 +82,13 @@ def test_a_schema_is_one(name: str) -> None:
         ("metrics", ["two"]),
     ],
 )
-def test_what_is_printed_is_what_the_schema_says(command: str, names: list[str], runs: dict[str, str]) -> None:
+def test_printed_json_matches_the_schema(command: str, names: list[str], runs: dict[str, str]) -> None:
     answer = _answer_of(command, *(runs.get(name, name) for name in names))
 
     assert list(errors(command, answer)) == []
 
 
-def test_a_written_report_is_what_the_schema_says(runs: dict[str, str], tmp_path: Path) -> None:
+def test_a_written_report_matches_the_schema(runs: dict[str, str], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     answer = _answer_of("report", runs["two"], "-o", str(page), "--steps=1:3")
 
@@ -115,7 +115,7 @@ def test_slow_links_and_clocks_that_were_stepped_have_their_place_in_the_schema(
     assert list(errors("bandwidth", answer)) == []
 
 
-def test_the_diagnosis_of_a_hang_and_of_a_failure_is_what_the_schema_says() -> None:
+def test_the_diagnosis_of_a_hang_and_of_a_failure_matches_the_schema() -> None:
     pair = group("tp", 0, 1)
     rows = {0: done({pair: 5}), 1: done({pair: 5})}
     failed = stopped_run(rows, [pair], last={1: 98}, exceptions={1: "ValueError"}, in_flight={0: [flight(pair, 5)]})
@@ -130,7 +130,7 @@ def test_the_diagnosis_of_a_hang_and_of_a_failure_is_what_the_schema_says() -> N
         assert list(errors("doctor", printed)) == []
 
 
-def test_the_report_of_a_trigger_is_what_the_schema_says() -> None:
+def test_the_report_of_a_trigger_matches_the_schema() -> None:
     report = TriggerReport("command-1", 40, 50, "depth=2", 31, seen_by=(0, 2), late={2: 44}, not_seen_by=(1,))
     printed = json.loads(json.dumps(fields_to_json(report)))
 

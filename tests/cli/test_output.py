@@ -23,7 +23,7 @@ def test_milliseconds_have_three_digits(time_ns: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("part", "whole", "text"), [(1, 3, "33%"), (1, 1000, "<1%"), (0, 5, "0%"), (3, 0, "–"), (None, 1, "–")]
 )
-def test_what_is_not_nothing_is_not_zero_per_cent(part: float | None, whole: float, text: str) -> None:
+def test_a_small_share_is_not_shown_as_zero_per_cent(part: float | None, whole: float, text: str) -> None:
     assert output.share(part, whole) == text
 
 

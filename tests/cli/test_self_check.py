@@ -41,14 +41,14 @@ def test_an_installation_that_records_says_so() -> None:
     assert found["torch"]["state"] == found["commtrace"]["state"] == "ok"
 
 
-def test_whether_the_native_part_is_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_the_native_part_is_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "load", lambda: (None, "it was not built"))
     assert checks({})["native part"] == Check("native part", "note", "it was not built")
     monkeypatch.setattr(_native, "load", lambda: (_native, ""))
     assert checks({})["native part"] == Check("native part", "ok", "is built, and loads")
 
 
-def test_the_cost_of_the_python_engine_is_said_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_the_python_engine_is_shown_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = "torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1\n"
     named = "torch.cuda.get_device_name = lambda number: 'H100'\nprint(json.dumps"
     program = self_check._PROGRAM.replace("devices = ", f"{on_gpu}devices = ").replace("print(json.dumps", named)
@@ -100,7 +100,7 @@ def test_a_job_that_is_switched_off_is_not_recorded() -> None:
     assert checks({"COMMTRACE_ENABLED": "0"})["variables"].state == "problem"
 
 
-def test_what_will_be_recorded_is_said() -> None:
+def test_the_self_check_says_what_will_be_recorded() -> None:
     environment = {"COMMTRACE_STEPS": "10:20", "COMMTRACE_SAMPLE": "5", "COMMTRACE_SKIP_ROLES": "tp"}
     text = checks(environment)["variables"].text
     assert text == "steps 10:20 only; one step in 5 in detail; no modules; not timed: tp"

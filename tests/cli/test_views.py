@@ -45,7 +45,7 @@ def test_the_residual_of_the_clocks_stands_above_the_numbers(recorded: Path, com
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_rank_without_files_is_told(tmp_path: Path, command: str) -> None:
+def test_a_rank_without_files_is_reported(tmp_path: Path, command: str) -> None:
     directory = write_run(tmp_path, PipelineJob(2, 4, data_parallel=2, steps=10).run())
     shutil.rmtree(directory / "rank-00003")
     assert "! 1 of 4 ranks have no readable files: 3." in words(command, directory)
@@ -108,7 +108,7 @@ def test_ranks_that_have_little_are_told_together() -> None:
     assert line(*shares, share(25, "input", 100)).endswith("rank 25 50% (input 50%), 25 other ranks 50% (forward 50%)")
 
 
-def test_nothing_is_told_where_it_is_not_known() -> None:
+def test_nothing_is_shown_where_it_is_not_known() -> None:
     assert not [*critical_path_lines(None)]
 
 
@@ -126,13 +126,13 @@ def test_it_is_one_line_that_adds_up() -> None:
     ]
 
 
-def test_of_a_job_on_gpus_it_is_told_in_gpu_hours() -> None:
+def test_the_loss_of_a_job_on_gpus_is_in_gpu_hours() -> None:
     (line,) = lost_time_lines(replace(LOST, gpus=64))
 
     assert line.startswith("Lost: 50% of 128 GPU-hours in steps: stragglers 25% (32 GPU-hours)")
 
 
-def test_nothing_is_told_of_steps_that_were_not_replayed() -> None:
+def test_nothing_is_shown_for_steps_that_were_not_replayed() -> None:
     assert not [*lost_time_lines(None)]
 
 
@@ -148,7 +148,7 @@ def test_the_peak_memory_is_that_of_the_fullest_rank() -> None:
     assert list(memory_lines([])) == []
 
 
-def test_of_what_happens_in_few_steps_the_first_is_named_and_no_stretch() -> None:
+def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> None:
     rare = straggler(
         3.0, "evaluation", occurrence="in 2 of 20 steps (10, 20): 60 ms in all", since_step=10, since_ns=10**18,
         stretches=(Stretch(9, 20, 3.3),),

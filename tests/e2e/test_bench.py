@@ -44,7 +44,7 @@ def test_a_job_is_run_with_and_without_and_compared(monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_all_ranks_recorded_is_added_up(tmp_path: Path) -> None:
+def test_recorded_spans_and_bytes_of_all_ranks_are_added_up(tmp_path: Path) -> None:
     run = write_two_ranks(tmp_path, steps=3)
 
     measured = _with_recording(Measured(0, 0, []), run)

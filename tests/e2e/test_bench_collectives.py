@@ -101,7 +101,7 @@ def test_a_user_who_stops_it_gets_what_was_measured(tmp_path: Path) -> None:
     assert 12 - 5 <= one.iterations < 1000
 
 
-def test_what_was_measured_before_a_rank_died_is_printed(tmp_path: Path) -> None:
+def test_measurements_from_before_a_rank_died_are_printed(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     words = ["--operations", "broadcast,all_reduce", "--min-bytes", "64K", "--max-bytes", "64KiB"]
     job = fork_command([*COMMAND, *words, "-o", str(path), "--timeout", "20"], 2, {"FAULT": "SIGKILL@30"})
@@ -114,7 +114,7 @@ def test_what_was_measured_before_a_rank_died_is_printed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "start", [fork_command, pytest.param(launch, marks=pytest.mark.thorough)], ids=["fork", "launch"]
 )
-def test_a_job_too_small_for_its_groups_is_said_once(start: Starter) -> None:
+def test_a_job_too_small_for_its_groups_is_reported_once(start: Starter) -> None:
     job = start([*COMMAND, "--group", "pairs"], 2)
 
     assert job.stdout.count("commtrace: --group pairs needs at least two nodes, and the job has 2 ranks on 1 node") == 1
@@ -123,7 +123,7 @@ def test_a_job_too_small_for_its_groups_is_said_once(start: Starter) -> None:
     assert job.returncode == 1
 
 
-def test_a_folder_that_is_missing_is_said_once_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_is_reported_once_before_anything_is_measured(tmp_path: Path) -> None:
     job = fork_command([*COMMAND, *ENDLESS, "-o", str(tmp_path / "gone" / "baseline.json")], 2)
 
     assert job.stdout.count(f"the folder {tmp_path}/gone does not exist; make it first") == 1
@@ -148,7 +148,7 @@ def test_without_a_launcher_it_says_how_to_start_it() -> None:
         (["--max-bytes", "4X"], "--max-bytes 4X: write a size, such as 32768, 32K, 4MiB or 1GB"),
     ],
 )
-def test_what_cannot_be_measured_is_said(words: list[str], said: str) -> None:
+def test_impossible_measurements_are_refused(words: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["bench", "collectives", *words])
 
     assert result.exit_code == 2

@@ -210,7 +210,7 @@ def test_a_normal_end_is_healthy(jobs: Jobs) -> None:
     assert all(seen["missing"] == 0 for group in told["groups"] for seen in group["collectives"])
 
 
-def test_every_diagnosis_is_what_the_schema_says(jobs: Jobs) -> None:
+def test_every_diagnosis_matches_the_schema(jobs: Jobs) -> None:
     dead = [jobs.told(path.name) for path in jobs.folder.iterdir() if path.is_dir()]
     assert len(dead) > len(LOOKED_AT_WHILE_THEY_RUN)
     for told in (*jobs.running.values(), *dead):

@@ -58,7 +58,7 @@ def test_a_rank_that_is_killed_after_its_default_group_was_destroyed_has_ended(t
     assert steps_of(tmp_path / "run") == [STEPS, STEPS]
 
 
-def test_what_no_python_sees_is_known_from_the_exit_code_of_the_command(tmp_path: Path) -> None:
+def test_deaths_that_python_cannot_see_are_known_from_the_exit_code(tmp_path: Path) -> None:
     completed = below_commtrace_run(tmp_path / "run", "exits_in_c")
     assert completed.returncode == 0, completed.stdout
 
@@ -124,7 +124,7 @@ def test_workers_of_multiprocessing_are_recorded_to_their_end(tmp_path: Path, me
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_the_exception_of_a_worker_of_multiprocessing_is_told(tmp_path: Path, method: str) -> None:
+def test_the_exception_of_a_worker_of_multiprocessing_is_reported(tmp_path: Path, method: str) -> None:
     completed = run(
         [sys.executable, str(PROGRAM), "raises", method, str(free_port())], {"COMMTRACE_DIR": str(tmp_path / "run")}
     )

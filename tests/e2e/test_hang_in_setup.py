@@ -62,7 +62,7 @@ def line_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("how", CALLS)
-def test_ranks_that_wait_in_a_call_and_the_one_that_has_not_come_are_told_with_their_places(
+def test_ranks_that_wait_in_a_call_and_the_one_that_has_not_come_are_reported_with_their_places(
     tmp_path: Path, how: str
 ) -> None:
     diagnosis = diagnosis_of_hung_job(tmp_path / "run", how)
@@ -76,7 +76,7 @@ def test_ranks_that_wait_in_a_call_and_the_one_that_has_not_come_are_told_with_t
 
 
 @pytest.mark.parametrize("how", ["no_rank_comes", "all_prepare"])
-def test_ranks_of_which_none_begins_a_step_are_told_with_their_places(tmp_path: Path, how: str) -> None:
+def test_ranks_of_which_none_begins_a_step_are_reported_with_their_places(tmp_path: Path, how: str) -> None:
     diagnosis = diagnosis_of_hung_job(tmp_path / "run", how)
 
     assert diagnosis["setup_hang"]["calls"] == []

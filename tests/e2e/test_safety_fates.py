@@ -113,7 +113,7 @@ def test_a_job_that_is_killed_loses_at_most_its_last_second(folder: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["fills_its_disk", "fills_a_small_disk"])
-def test_what_cannot_be_written_any_more_is_counted_in_the_log_and_beside_the_files(folder: Path, name: str) -> None:
+def test_rows_that_cannot_be_written_are_counted_in_the_log_and_beside_the_files(folder: Path, name: str) -> None:
     skip_what_could_not_be_done(folder, name)
     recorded = load_run(folder / name)
 
@@ -180,7 +180,7 @@ def test_a_variable_that_is_not_known_costs_a_line_and_no_span(folder: Path) -> 
     assert steps(recorded) == list(range(len(progress(folder, "has_an_unknown_variable"))))
 
 
-def test_of_two_runs_in_one_directory_the_newest_is_shown(folder: Path) -> None:
+def test_the_newest_of_two_runs_in_one_directory_is_shown(folder: Path) -> None:
     recorded = load_run(folder / "records_twice")
 
     assert recorded.any_metadata.run_id == "second"
@@ -198,7 +198,7 @@ def test_of_two_runs_in_one_directory_the_newest_is_shown(folder: Path) -> None:
         "is_short_of_memory",
     ],
 )  # fmt: skip
-def test_what_happens_beside_training_costs_no_span(folder: Path, name: str) -> None:
+def test_work_beside_training_costs_no_span(folder: Path, name: str) -> None:
     skip_what_could_not_be_done(folder, name)
     recorded = load_run(folder / name)
 

@@ -86,7 +86,7 @@ def test_the_monitor_top_and_the_summary_name_the_step_in_which_a_rank_became_sl
     ).isoformat(timespec="milliseconds")
 
 
-def test_where_the_fault_moves_to_another_rank_each_finding_has_the_step_of_the_summary(tmp_path: Path) -> None:
+def test_a_fault_that_moves_between_ranks_gives_findings_with_the_steps_of_the_summary(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = Job(run, 36, "1:30:129", "2:130:99999")
     try:

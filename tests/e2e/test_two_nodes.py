@@ -165,7 +165,7 @@ def test_a_restart_after_a_failure_of_one_node_is_the_next_attempt_of_all(
     assert_recorded_here(outputs, run)
 
 
-def test_nodes_that_were_given_other_names_are_one_run_and_it_is_said(tmp_path: Path) -> None:
+def test_nodes_that_were_given_other_names_are_one_run_and_it_is_reported(tmp_path: Path) -> None:
     port = free_port()
     commands = [command("run behind the launcher", static(node, port)) for node in range(2)]
 

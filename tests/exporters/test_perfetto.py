@@ -171,7 +171,7 @@ def test_times_are_exact(protocol: Any, tmp_path: Path) -> None:
     assert 10**15 + 1_100_001 in {packet.timestamp for packet in packets}
 
 
-def test_what_damaged_rows_place_before_0_is_drawn_at_0(protocol: Any, tmp_path: Path) -> None:
+def test_damaged_rows_before_0_are_drawn_at_0(protocol: Any, tmp_path: Path) -> None:
     run = a_job(start_ns=-1_100_000)
 
     times = [packet.timestamp for packet in exported(protocol, run, tmp_path).packet if packet.HasField("track_event")]

@@ -28,7 +28,7 @@ def test_kubernetes_cordons_the_node_of_a_pod() -> None:
     )
 
 
-def test_where_no_scheduler_is_known_it_is_the_hostfile() -> None:
+def test_the_hostfile_is_used_where_no_scheduler_is_known() -> None:
     job = [on("a"), on("b"), on("c")]
     assert exclude_nodes(job[1::-1], job) == "take a, b out of the hostfile"
     assert exclude_nodes([], job) == ""

@@ -76,7 +76,7 @@ def test_errors_are_what_the_constant_difference_of_the_clocks_leaves(trace: Pat
     assert errors.end.tolist() == [0, 0]
 
 
-def test_what_is_not_known_exactly_is_not_judged(trace: Path) -> None:
+def test_inexact_times_are_not_judged(trace: Path) -> None:
     operations = [row(0, 100_000, 900_000, timing="unknown"), row(1, 500_000, 550_000)]
 
     assert compared(nccl_kernels(trace), operations).end.tolist() == [0]

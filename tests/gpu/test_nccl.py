@@ -92,7 +92,7 @@ def test_a_barrier_ends_when_the_host_goes_on(recorded: Run, figures: list[str])
 
 
 @pytest.mark.answers("hidden ends: upper bounds")
-def test_what_is_not_known_exactly_is_a_bound(recorded: Run, figures: list[str]) -> None:
+def test_inexact_times_are_bounds(recorded: Run, figures: list[str]) -> None:
     for rank in range(RANKS):
         errors = compared(recorded.kernels(rank), recorded.operations(rank), "unknown")
         assert len(errors.end)

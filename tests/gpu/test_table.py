@@ -12,7 +12,7 @@ from tests.e2e.launch import REPOSITORY, run
 from tests.gpu.table import FAILS, HOLDS, QUESTIONS, Row, markdown, microseconds
 
 
-def test_rows_stand_in_the_order_of_the_questions_and_what_is_missing_is_told() -> None:
+def test_rows_stand_in_the_order_of_the_questions_and_what_is_missing_is_reported() -> None:
     rows = [
         Row("memory", "nccl2", FAILS, "allocated 1 | 2 MB"),
         Row("spans against kernels", "nccl2", HOLDS, "20 of 24 timed"),

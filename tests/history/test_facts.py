@@ -25,7 +25,7 @@ def read(directory: Path, now_ns: int = LATER_NS) -> RunFacts:
     return read_facts(directory, now_ns=now_ns)
 
 
-def test_of_a_run_that_ended_everything_is_known(tmp_path: Path) -> None:
+def test_all_facts_of_an_ended_run_are_known(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", hosts=("alpha", "beta"))
 
     assert read(run) == RunFacts(

@@ -35,7 +35,7 @@ def test_a_host_that_comes_back_stands_first_with_its_rate() -> None:
     )  # fmt: skip
 
 
-def test_what_the_monitor_and_an_analysis_name_counts_once() -> None:
+def test_a_host_named_by_the_monitor_and_by_an_analysis_counts_once() -> None:
     one = tally("beta", entry("one", verdict(named(cost=9.0), source=MONITOR), verdict(named(cost=3.0))))
 
     assert (one.runs, one.judged, one.named, one.causes) == (1, 1, 1, {"compute": 1})
@@ -43,7 +43,7 @@ def test_what_the_monitor_and_an_analysis_name_counts_once() -> None:
     assert one.namings[0].cost_ms_per_step == 3.0  # of the analysis, which read the whole run
 
 
-def test_what_only_the_monitor_named_counts_as_well() -> None:
+def test_a_host_named_by_the_monitor_alone_counts_as_well() -> None:
     one = tally("beta", entry("one", verdict(), verdict(named(), source=MONITOR)))
 
     assert (one.named, one.namings[0].sources) == (1, ("monitor",))

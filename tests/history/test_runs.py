@@ -140,7 +140,7 @@ def test_a_damaged_file_of_the_monitor_is_a_problem_of_the_run(tmp_path: Path) -
     assert "monitor.json is not what a monitor writes" in problem
 
 
-def test_what_the_monitor_named_is_kept_without_another_verdict(tmp_path: Path) -> None:
+def test_findings_of_the_monitor_are_kept_without_another_verdict(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_monitor(run, stragglers=[live()])
 
@@ -150,7 +150,7 @@ def test_what_the_monitor_named_is_kept_without_another_verdict(tmp_path: Path) 
     assert [one.source for one in kept.verdicts] == ["monitor"]
 
 
-def test_a_damaged_history_is_said_and_the_runs_are_listed(tmp_path: Path) -> None:
+def test_a_damaged_history_is_reported_and_the_runs_are_listed(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     (tmp_path / FILE_NAME).write_bytes(b"no database" * 100)
 

@@ -22,7 +22,7 @@ def directories(entries: list[StoredRun]) -> list[str]:
     return [one.directory for one in entries]
 
 
-def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
+def test_a_kept_entry_is_read_again(tmp_path: Path) -> None:
     one = entry("one", verdict(named()), verdict(source=MONITOR))
 
     kept = RunHistory(tmp_path).keep([one])

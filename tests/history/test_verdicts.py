@@ -71,7 +71,7 @@ def test_the_monitor_named_what_its_events_and_its_status_say(tmp_path: Path) ->
     )  # fmt: skip
 
 
-def test_what_the_monitor_itself_writes_is_read(tmp_path: Path) -> None:
+def test_the_files_of_a_real_monitor_are_read(tmp_path: Path) -> None:
     slow = LiveStraggler(
         3, "beta", "rank 3 on beta", "ranks", "compute", 1e9, 7.5, 1.0, "evidence", "next", ranks=(3,),
         members=(Member(3, "beta", 7.5),),

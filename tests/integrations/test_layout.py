@@ -29,7 +29,7 @@ def test_the_first_dimension_is_that_of_neighbouring_ranks() -> None:
 
 
 @pytest.mark.parametrize("text", ["pp", "pp=0", "pp=2,pp=2", "pp=2;dp=2", "=2", "pp=-1"])
-def test_what_is_no_layout_is_refused(text: str) -> None:
+def test_a_text_that_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="sizes of the parallel dimensions"):
         Config(layout=text)
 

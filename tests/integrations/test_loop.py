@@ -277,7 +277,7 @@ def test_an_evaluation_in_every_step_communicates_for_it(looping: Recording) -> 
 
 
 @pytest.mark.parametrize("frozen", [1, 40])
-def test_what_is_frozen_in_every_step_takes_no_communication_from_it(looping: Recording, frozen: int) -> None:
+def test_modules_frozen_in_every_step_take_no_communication_from_it(looping: Recording, frozen: int) -> None:
     parts = [nn.BatchNorm1d(8) for _ in range(frozen)]
     trained = nn.Sequential(*parts, model())
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
@@ -407,7 +407,7 @@ def raise_as_gloo_does() -> None:
 
 
 @pytest.mark.parametrize("of_framework", [False, True])
-def test_what_the_reducer_waited_for_in_a_backward_that_raises_has_failed(alone: Recording, of_framework: bool) -> None:
+def test_communication_of_a_backward_that_raises_has_failed(alone: Recording, of_framework: bool) -> None:
     """It waits in C++: only the exception that comes out of the backward tells."""
     reducer = ReducerCapture(alone.tracer, CppCalls(alone.tracer))
     reducer.install()

@@ -458,7 +458,7 @@ def test_a_combined_step_is_a_forward_and_a_backward_of_different_microbatches(m
     assert combined_1f1b.combined_forward_backward_step is step
 
 
-def test_what_a_combined_step_issues_has_the_place_of_what_issued_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_communication_of_a_combined_step_has_the_place_of_its_issuer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes run forward or backward; messages to other stages have no place, as in all other schedules."""
     tracer = noting()
     seen: list[tuple[str, int, int]] = []

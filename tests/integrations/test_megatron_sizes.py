@@ -90,7 +90,7 @@ def test_what_a_plan_does_not_know_is_named(options: dict[str, Any], ddp: dict[s
 
 
 @pytest.mark.parametrize("model", [None, [], torch.nn.Linear(2, 2), SimpleNamespace(module=torch.nn.Linear(2, 2))])
-def test_of_another_model_nothing_is_known(model: object) -> None:
+def test_the_sizes_of_an_unknown_model_are_empty(model: object) -> None:
     assert megatron_sizes(model, 32, 1) == {}
 
 

@@ -49,7 +49,7 @@ def test_parameters(of: str, tool: int, ours: int) -> None:
         ("one iteration", "all", 2188.8),
     ],
 )
-def test_what_the_tool_printed_in_gib(of: str, quantity: str, gib: float) -> None:
+def test_sizes_match_the_tables_of_the_tool_in_gib(of: str, quantity: str, gib: float) -> None:
     assert round(found(of, quantity, "bytes").tool / GIB, 1) == gib
 
 

@@ -30,7 +30,7 @@ def stalls(work: list[tuple[int, int]], communications: list[tuple[int, int]], e
     return [Stall(*stall) for stall in zip(*(column.tolist() for column in found), strict=True)]
 
 
-def test_what_ends_last_in_a_gap_is_what_was_waited_for() -> None:
+def test_a_gap_waits_for_the_last_end_in_it() -> None:
     """work ##......####......  A .===........==  B ...===  C before the next step."""
     work = [(0, 2), (8, 12)]
     communications = [(1, 4), (3, 8), (5, 6), (14, 16)]
@@ -38,18 +38,18 @@ def test_what_ends_last_in_a_gap_is_what_was_waited_for() -> None:
     assert stalls(work, communications, end=18) == [Stall(3, 8, 1), Stall(2, 3, 0), Stall(14, 16, 3)]
 
 
-def test_what_ends_just_after_the_gap_ended_it() -> None:
+def test_an_end_just_after_the_gap_ended_it() -> None:
     assert stalls([(0, 200_000), (400_000, 900_000)], [(100_000, 450_000)], end=900_000) == [Stall(200_000, 400_000, 0)]
 
 
-def test_what_goes_on_while_the_lane_works_again_was_not_waited_for() -> None:
+def test_communication_that_goes_on_after_a_gap_was_not_waited_for() -> None:
     """A receive that was posted early is in flight while the next microbatch is launched."""
     work, receive, send = [(0, 200_000), (400_000, 900_000)], (100_000, 450_001), (150_000, 300_000)
     assert stalls(work, [receive], end=900_000) == []
     assert stalls(work, [receive, send], end=900_000) == [Stall(200_000, 300_000, 1)]
 
 
-def test_where_nothing_is_in_flight_there_is_no_stall() -> None:
+def test_nothing_in_flight_makes_no_stall() -> None:
     assert stalls([(0, 2), (8, 9)], [(2, 3)], end=9) == [Stall(2, 3, 0)]
     assert stalls([], [(2, 3)], end=9) == []
 
@@ -76,7 +76,7 @@ def test_stalls_are_the_time_in_flight_between_pieces_of_work(cuts: list[int], p
         assert stall.end <= communications[stall.on][1]
 
 
-def test_what_lies_between_two_steps_is_in_no_gap() -> None:
+def test_time_between_two_steps_is_in_no_gap() -> None:
     """Steps 0 to 10 and 20 to 30; of the second one nothing is known."""
     idle = gaps(intervals([(0, 10), (20, 30)]), intervals([(0, 4), (6, 8)]), np.array([0, 0]))
 

@@ -49,7 +49,7 @@ def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
         job("forward", 1, 30, 20),
     ],
 )
-def test_lines_that_cannot_be_read_are_left_out_and_told_of(tmp_path: Path, damaged: str) -> None:
+def test_lines_that_cannot_be_read_are_left_out_and_reported(tmp_path: Path, damaged: str) -> None:
     log = write_log(tmp_path / "workerlog.0", job("forward", 0, 0, 10), damaged)
 
     import_workerlog([log], tmp_path / "run")

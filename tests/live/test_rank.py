@@ -33,7 +33,7 @@ def test_instants_are_put_on_the_wall_clock_by_the_newest_comparison() -> None:
     assert live.clock() == (500, 30)
 
 
-def test_readings_of_the_device_are_told_once() -> None:
+def test_readings_of_the_device_are_reported_once() -> None:
     live = LiveRank(metadata(), Path("run"))
     live.learn(mark("device_state", {"at_ns": 5, "clock_mhz": 1095, "slowdowns": ["power brake"]}))
 

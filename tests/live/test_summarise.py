@@ -232,7 +232,7 @@ def test_a_communication_known_one_pass_after_its_step_belongs_to_it(
     assert [summary.operations[0].count for summary in listener.summaries] == [1]
 
 
-def test_what_reaches_into_the_next_step_is_a_part_of_both_and_handed_out_once(
+def test_a_row_that_reaches_into_the_next_step_is_a_part_of_both_and_handed_out_once(
     collector: StepCollector, listener: Listener
 ) -> None:
     saving = row(kind=schema.CHECKPOINT, name="checkpoint", lane=schema.HOST, step=0, start=900, end=1300)
@@ -273,7 +273,7 @@ def test_the_last_step_is_told_when_the_recording_ends(collector: StepCollector,
     assert listener.closed == 1
 
 
-def test_what_the_script_told_is_added_up(collector: StepCollector, listener: Listener) -> None:
+def test_counts_of_the_script_are_added_up(collector: StepCollector, listener: Listener) -> None:
     counts = [{"tokens": 10.0}, {"tokens": 5.0, "samples": 1.0}]
     told_of_step = [
         row(kind=schema.MARK, name="count", step=0, start=50, end=50, detail=json.dumps(count)) for count in counts

@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from commtrace.capture.collectives.groups import PythonCounters
+from commtrace.capture.device import clock
 from commtrace.capture.native import NativeClock
 from commtrace.trace import schema
 from commtrace.trace.schema import COLLECTIVE
@@ -61,7 +62,7 @@ def core() -> Iterator[BareCore]:
 # a recording ends while a call is under way
 
 
-def test_what_was_launched_in_an_earlier_recording_is_no_row_of_the_next_one(core: BareCore) -> None:
+def test_a_work_of_an_earlier_recording_is_no_row_of_the_next(core: BareCore) -> None:
     def restart(*_arguments: object) -> None:
         core.core.end()
         core.core.reset(10)
@@ -127,10 +128,19 @@ def test_counters_live_as_long_as_the_calls_that_have_a_number_of_them(core: Bar
 def test_codes_are_those_of_the_schema(core: BareCore) -> None:
     folder = Path(__file__).parents[2] / "commtrace" / "_native"
     names = ("MODULE", "COLLECTIVE", "P2P", "STALL", "COMPUTE", "COMMUNICATION", "HOST_TIMING", "CUDA_EVENT_TIMING")
-    declared = re.findall(r"\b([A-Z_0-9]+) = (\d+)", (folder / "core.h").read_text() + (folder / "rows.c").read_text())
+    leads = ("UNKNOWN_LEAD", "SYNCHRONIZED_LEAD", "LEAST_LEAD_US", "MOST_LEAD_US")
+    declared = re.findall(
+        r"\b([A-Z_0-9]+) = (-?\d+)", (folder / "core.h").read_text() + (folder / "rows.c").read_text()
+    )
 
-    assert {name: int(code) for name, code in declared if name in names} == {
-        name: getattr(schema, name) for name in names
+    assert {name: int(code) for name, code in declared if name in (*names, *leads)} == {
+        name: getattr(schema, name) for name in (*names, *leads)
+    }
+    limits = re.findall(r"static const int64_t ([A-Z_]+) = (\d+);", (folder / "marks.c").read_text())
+    assert {name: int(value) for name, value in limits if hasattr(clock, name)} == {
+        "LONGEST_RECORD_NS": clock.LONGEST_RECORD_NS,
+        "WIDEST_BRACKET_NS": clock.WIDEST_BRACKET_NS,
+        "DRIFT_PPM": clock.DRIFT_PPM,
     }
     assert len(core.core.dropped()) == len(schema.KINDS)
 
@@ -257,7 +267,7 @@ def test_an_exception_that_ends_the_program_comes_out_of_a_wait_that_failed(core
         core.wait(fail)(work)
 
 
-def test_a_wait_that_fails_is_told_with_the_time_of_the_launch(core: BareCore) -> None:
+def test_a_wait_that_fails_is_reported_with_the_time_of_the_launch(core: BareCore) -> None:
     told: list[tuple[Any, ...]] = []
 
     def fail(*_arguments: object) -> None:
@@ -428,7 +438,7 @@ def test_works_without_weak_references_are_known_by_their_addresses(core: BareCo
     assert not row["is_unfinished"]
 
 
-def test_of_several_threads_that_wait_for_one_work_one_records_it(core: BareCore) -> None:
+def test_one_of_several_threads_that_wait_for_a_work_records_it(core: BareCore) -> None:
     work, waiting = ProcessGroup(), threading.Barrier(4)
     core.method(lambda *_: work)(core.process_group, TENSORS, SYNCHRONOUS)
     wait = core.wait(lambda *_: waiting.wait(10))
@@ -606,7 +616,7 @@ def test_recordings_leave_nothing_in_the_driver(device: BareCore, driver: Simula
     assert (len(driver.live_events()), len(driver.live_streams())) == (0, before)
 
 
-def test_what_has_no_room_for_its_mark_began_when_it_was_called(device: BareCore, driver: SimulatedDriver) -> None:
+def test_a_call_without_room_for_its_mark_began_when_it_was_called(device: BareCore, driver: SimulatedDriver) -> None:
     stream = driver.create_stream()
     device.use_driver(driver, lambda _device: stream, (SimulatedTensor,))
     driver.hold("cuEventQuery")

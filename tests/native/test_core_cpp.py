@@ -190,7 +190,7 @@ def test_an_operator_looks_like_its_original(operators: Operators) -> None:
     gc.collect()
 
 
-def test_what_is_refused_takes_no_number(operators: Operators) -> None:
+def test_a_refused_call_takes_no_number(operators: Operators) -> None:
     def refuse(*_arguments: object) -> None:
         raise ValueError("no such reduction")
 
@@ -217,7 +217,7 @@ def test_a_wait_that_raises_leaves_the_communication_to_be_waited_for(operators:
     assert len(operators.core.take(COLLECTIVE)) == 1
 
 
-def test_what_runs_below_knows_that_it_was_counted(operators: Operators) -> None:
+def test_code_below_a_counted_call_knows_that_it_was_counted(operators: Operators) -> None:
     seen: list[tuple[bool, bool, object]] = []
 
     def look(tensor: Any, *_arguments: object) -> Any:
@@ -283,7 +283,7 @@ def test_a_result_that_nobody_saw_is_not_waited_for_as_one_that_had_its_storage(
     assert operators.forgotten == [id(result)]
 
 
-def test_what_python_waits_for_is_pythons(operators: Operators) -> None:
+def test_waits_of_python_are_left_to_python(operators: Operators) -> None:
     operators.pending[1] = "something of Python's"
     operators.wait(itself)(tensor(8, "cpu"))
     assert operators.uncommon == ["wait"]
@@ -304,7 +304,7 @@ def test_python_takes_over_what_it_sees_waited_for(operators: Operators) -> None
     assert row["is_unfinished"]
 
 
-def test_of_several_threads_that_wait_for_one_result_one_records_it(operators: Operators) -> None:
+def test_one_of_several_threads_that_wait_for_a_result_records_it(operators: Operators) -> None:
     waiting, result = threading.Barrier(4), operators.all_reduce(itself)(tensor(8, "cpu"), "sum", "0")
     wait = operators.wait(lambda _tensor: waiting.wait(10))
     threads = [threading.Thread(target=wait, args=(result,)) for _ in range(4)]
@@ -426,7 +426,7 @@ def test_the_last_bucket_may_be_over_before_the_wait_for_it(hooks: Hooks) -> Non
     assert hooks.begun == [1, 2]
 
 
-def test_what_is_no_bucket_is_pythons(hooks: Hooks) -> None:
+def test_calls_that_are_no_bucket_are_left_to_python(hooks: Hooks) -> None:
     core = hooks.core
 
     def begin_with(owner: object, name: str, value: object) -> None:
@@ -453,7 +453,7 @@ def test_what_is_no_bucket_is_pythons(hooks: Hooks) -> None:
     assert core.counters.launched == 0
 
 
-def test_what_was_counted_passes_by(hooks: Hooks) -> None:
+def test_counted_calls_pass_by(hooks: Hooks) -> None:
     core = hooks.core.core
     core.set_inside(True)
     hooks.end(hooks.begin())
@@ -473,7 +473,7 @@ def test_a_gradients_node_is_the_reducers(hooks: Hooks) -> None:
     assert (hooks.slow, hooks.core.counters.launched) == ([], 2)
 
 
-def test_what_is_refused_or_skipped_is_not_recorded(hooks: Hooks) -> None:
+def test_refused_and_skipped_calls_are_not_recorded(hooks: Hooks) -> None:
     hooks.begin()  # and no post-hook
     hooks.core.counters.is_skipped = True
     hooks.send()
@@ -544,7 +544,7 @@ def test_another_groups_operation_may_have_the_number_of_one_that_was_refused(ho
     assert (len(hooks.slow), hooks.core.counters.launched) == (2, 1)
 
 
-def test_a_work_that_cannot_be_asked_is_told(hooks: Hooks) -> None:
+def test_a_work_that_cannot_be_asked_is_reported(hooks: Hooks) -> None:
     class Broken(Work):
         def is_completed(self) -> bool:
             raise RuntimeError("aborted")

@@ -114,7 +114,7 @@ def _check(recording: Recording, launched: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [2_000, pytest.param(42_000, marks=pytest.mark.thorough)])
-def test_of_a_million_calls_each_one_is_recorded_or_counted_as_dropped(rounds: int) -> None:
+def test_each_of_a_million_calls_is_recorded_or_counted_as_dropped(rounds: int) -> None:
     with fake_backend():
         threads = [Launches(dist.new_group([0, 1, 2, 3])) for _ in range(4)]
         for _ in range(2):  # one recording after another

@@ -279,7 +279,7 @@ def test_handles_that_are_gone_or_invented_are_refused(driver: SimulatedDriver) 
     assert status_of(driver, "cuStreamDestroy_v2", legacy) == simulated.INVALID_HANDLE
 
 
-def test_what_is_not_destroyed_is_listed(driver: SimulatedDriver) -> None:
+def test_live_events_and_streams_are_listed(driver: SimulatedDriver) -> None:
     events = [driver.create_event() for _ in range(3)]
     streams = [driver.create_stream() for _ in range(2)]
     driver.kernel(0, 1)  # the legacy stream is there without having been created
@@ -398,7 +398,7 @@ def captured(driver: SimulatedDriver, mode: int = simulated.GLOBAL) -> int:
     return stream
 
 
-def test_what_is_captured_does_not_run_before_it_is_replayed(driver: SimulatedDriver) -> None:
+def test_captured_work_does_not_run_before_its_replay(driver: SimulatedDriver) -> None:
     stream = captured(driver)
     driver.kernel(stream, 3 * MILLISECOND)
     driver.kernel(stream, 2 * MILLISECOND)

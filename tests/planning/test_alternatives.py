@@ -92,7 +92,7 @@ def test_the_fewest_changes_that_fit_come_first_without_recomputation() -> None:
         assert one.layout.dp * one.layout.microbatch * one.layout.microbatches == 8 * 16
 
 
-def test_of_as_many_changes_those_come_first_whose_costliest_one_costs_least() -> None:
+def test_plans_with_as_many_changes_are_ordered_by_their_costliest_one() -> None:
     plan = make_plan(LLAMA_70B, Layout(tp=2, pp=2, dp=16, microbatch=2, microbatches=16))
     first, recomputing = combinations(plan, 192 * GIB)
 

@@ -258,7 +258,7 @@ def test_counts_of_parts_of_a_run_add_up() -> None:
     assert both.optimizer_steps == one.optimizer_steps + more.optimizer_steps
 
 
-def test_what_zero_3_gathers_again_is_an_upper_limit() -> None:
+def test_repeated_gathers_of_zero_3_are_an_upper_limit() -> None:
     gathers = [
         Traffic("dp", "all_gather", "parameters", "forward", 1, 100, 2),
         Traffic("dp", "all_gather", GATHERED_AGAIN, "backward", 1, 100, 2),

@@ -72,7 +72,7 @@ def test_what_is_left_out_follows(config: dict[str, Any], expected: dict[str, in
         ({"communication_data_type": "int8"}, "communication_data_type is int8"),
     ],
 )
-def test_what_cannot_be_planned_says_why(config: dict[str, Any], message: str) -> None:
+def test_a_job_that_cannot_be_planned_says_why(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         deepspeed_layout(config, {"dp": 2})
 

@@ -98,7 +98,7 @@ def test_context_parallelism() -> None:
     assert {layout.cp for layout in kinds} == {2}
 
 
-def test_what_is_taken_for_granted_is_said() -> None:
+def test_assumptions_are_named() -> None:
     job = parse(
         "--mtp-num-layers 1 --optimizer sgd --recompute-granularity full --recompute-method block "
         "--recompute-num-layers 2"

@@ -50,7 +50,7 @@ def test_the_first_stage_is_the_fullest() -> None:
         (MODEL, Layout(cp=2, cp_communication="other"), ["communication of cp is left out"]),
     ],
 )
-def test_what_is_left_out_is_said(model: Model, layout: Layout, words: list[str]) -> None:
+def test_parts_that_are_left_out_are_named(model: Model, layout: Layout, words: list[str]) -> None:
     notes = make_plan(model, layout).notes
 
     assert len(notes) == len(words)

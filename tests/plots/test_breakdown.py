@@ -35,7 +35,7 @@ def test_ranks_of_a_stage_are_one_bar() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["stage 0 · mean of 2", "stage 1 · mean of 2"]
 
 
-def test_of_many_ranks_stages_are_drawn() -> None:
+def test_stages_are_drawn_for_many_ranks() -> None:
     job = PipelineJob(stages=2, microbatches=2, data_parallel=33, steps=2)
 
     axes = plots_of(job.run()).breakdown().figure.axes[0]

@@ -75,7 +75,7 @@ def test_ranks_are_chosen() -> None:
     assert "1 of 2 ranks." in caption(plot)
 
 
-def test_of_many_ranks_each_stage_has_its_median_and_its_slowest() -> None:
+def test_each_stage_of_many_ranks_has_its_median_and_its_slowest() -> None:
     job = PipelineJob(stages=2, microbatches=2, data_parallel=13, steps=2, extra_forward_ns={4: 500_000, 20: 250_000})
 
     plot = plots_of(job.run()).timeline()

@@ -55,7 +55,7 @@ def test_a_predicted_step_is_that_of_the_other_layout(tmp_path: Path, costs: Run
     assert predicted == pytest.approx(simulated, rel=0.04)
 
 
-def test_what_was_not_measured_is_named(costs: RunCosts) -> None:
+def test_bandwidths_that_were_not_measured_are_named(costs: RunCosts) -> None:
     predictor = Predictor.like(costs)
 
     assert predictor.assumed(replace(LAYOUT, chunks=2)) == ()
@@ -77,7 +77,7 @@ def test_recomputation_adds_a_forward_to_the_backward(costs: RunCosts) -> None:
     assert full.peak_bytes < plain.peak_bytes
 
 
-def test_of_two_stages_the_output_layer_is_what_the_last_one_takes_longer(tmp_path: Path) -> None:
+def test_the_output_layer_is_what_the_last_of_two_stages_takes_longer(tmp_path: Path) -> None:
     layout = replace(LAYOUT, pp=2)
     analysis = recorded(tmp_path / "run", layout)
     even = measure_costs(analysis, MODEL, layout)
@@ -92,7 +92,7 @@ def test_of_two_stages_the_output_layer_is_what_the_last_one_takes_longer(tmp_pa
     assert "no stage without embedding and output layer" in even.notes[0]
 
 
-def test_of_one_stage_the_output_layer_is_estimated(tmp_path: Path) -> None:
+def test_the_output_layer_of_one_stage_is_estimated(tmp_path: Path) -> None:
     layout = replace(LAYOUT, pp=1)
     costs = measure_costs(recorded(tmp_path / "run", layout), MODEL, layout)
 

@@ -23,7 +23,9 @@ def _exact(**settings: Any) -> Job:
 
 @pytest.mark.parametrize(("stages", "microbatches", "expected"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_a_step_takes_what_the_formula_says(schedule: str, stages: int, microbatches: int, expected: int) -> None:
+def test_a_step_takes_as_long_as_the_formula_gives(
+    schedule: str, stages: int, microbatches: int, expected: int
+) -> None:
     truth = synthesize(_exact(pp=stages, microbatches=microbatches, schedule=schedule)).truth
 
     assert truth["steps"][0]["duration_ns"] == expected

@@ -171,7 +171,7 @@ def test_the_truth_about_a_fault(fault: str, ranks: list[int], place: str, cause
     [("slow-host=1:2", [4, 5, 6, 7]), ("slow-network=0:2", [0, 1, 2, 3]), ("uneven-stage=1:2", [4, 5, 6, 7]),
      ("slow-link=6-2:2", [2, 6]), ("long-microbatch=0-1:2", [2, 3, 6, 7])],
 )  # fmt: skip
-def test_whose_fault_it_is(fault: str, ranks: list[int]) -> None:
+def test_a_fault_has_the_ranks_that_its_text_selects(fault: str, ranks: list[int]) -> None:
     made = synthesize(replace(SMALL, steps=1, gpus_per_host=4, faults=(Fault.parse(fault),)))
 
     assert made.truth["faults"][0]["ranks"] == ranks

@@ -35,7 +35,7 @@ def test_every_rank_has_its_parts_and_they_add_up() -> None:
     assert all(sum(row.parts.values()) == row.step_ns for row in frame.ranks)
 
 
-def test_who_waits_for_whom() -> None:
+def test_the_frame_shows_which_rank_waits_for_which() -> None:
     first, second = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS).ranks
     assert (first.waits_for, first.waits_ns, first.blame_ns) == (1, 4 * MS, 0)
     assert (second.waits_for, second.waits_ns, second.blame_ns) == (None, 0, 4 * MS)
@@ -177,7 +177,7 @@ def test_the_monitor_is_told_first_while_it_speaks() -> None:
     assert "The monitor last reported 100 s ago." in old.notes
 
 
-def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
+def test_a_rank_named_by_the_monitor_and_by_the_steps_is_shown_once() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
     monitor = monitor_file(named(2, "unknown", "rank 2 on n"), named(5, "unknown"))
     frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor)
@@ -223,11 +223,11 @@ def test_json_holds_no_number_that_is_none_in_json(tmp_path: Path) -> None:
     assert json.loads(json.dumps(frame.to_json(), allow_nan=False))["ranks"][0]["exposed"]["dp"]["wait_ns"] == 4 * MS
 
 
-def test_a_run_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_run_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError):
         FileSource(tmp_path / "none", last=5).look()
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(0, 20), (4, 20), (256, 20), (512, 10), (1_024, 8), (10_000, 8)])
-def test_of_a_large_job_fewer_steps_are_read_but_enough_to_judge(ranks: int, steps: int) -> None:
+def test_fewer_steps_of_a_large_job_are_read_but_enough_to_judge(ranks: int, steps: int) -> None:
     assert steps_of(ranks) == steps

@@ -70,7 +70,7 @@ def test_an_endpoint_gives_the_parts_of_its_rank_and_says_what_it_does_not_know(
     assert frame.abstentions == ("One rank alone does not show who is slow.",)
 
 
-def test_what_tells_series_of_a_rank_apart_is_no_coordinate_of_it() -> None:
+def test_labels_that_distinguish_series_of_a_rank_are_no_coordinates() -> None:
     joins = """# TYPE commtrace_straggler_cost_seconds gauge
 commtrace_straggler_cost_seconds{straggler_rank="1",cause="compute",pp="2"} 0.1
 # TYPE commtrace_exposed_split_seconds counter
@@ -100,12 +100,12 @@ def test_a_job_that_was_started_again_begins_anew() -> None:
     assert source.frame_of(text(3), NOW).num_steps == 3
 
 
-def test_no_step_yet_is_said() -> None:
+def test_no_step_yet_is_reported() -> None:
     with pytest.raises(RunNotFoundError, match="no complete step"):
         EndpointSource("http://h:1/metrics", 5).frame_of("commtrace_spans_total 7\n", NOW)
 
 
-def test_what_is_no_metrics_text_is_said() -> None:
+def test_a_page_without_metrics_is_an_error() -> None:
     with pytest.raises(MetricsError, match="text format"):
         EndpointSource("http://h:1/metrics", 5).frame_of("<html>no</html>", NOW)
 
@@ -164,7 +164,7 @@ def test_a_stage_that_nobody_told_is_read_from_the_metrics() -> None:
     assert one.is_in_unknown_stage
 
 
-def test_what_is_not_a_number_is_not_known() -> None:
+def test_nan_is_not_known() -> None:
     assert totals_of([MetricSample("commtrace_step_duration_seconds_sum", {"rank": "0"}, float("nan"))]) == {}
 
 
@@ -214,7 +214,7 @@ class Answers:
                 yield {"metric": {**labels, "__name__": f"commtrace_straggler_{name}"}, "value": [0, str(value)]}
 
 
-def test_of_a_prometheus_the_newest_run_is_shown_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_run_of_a_prometheus_is_shown_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch)
     frame = PrometheusSource("http://p", 20).look()
     assert (frame.run_id, [row.rank for row in frame.ranks], frame.num_steps) == ("new", [0, 1], 4)
@@ -230,7 +230,7 @@ def test_of_a_prometheus_the_newest_run_is_shown_over_the_last_minute(monkeypatc
     assert not [query for query in (runs, *others) if "step_duration" in query]
 
 
-def test_what_the_monitor_has_found_is_shown_with_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_the_monitor_are_shown_with_their_split(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers(monkeypatch, has_monitor=True)
     frame = PrometheusSource("http://p", 20).look()
 
@@ -243,13 +243,13 @@ def test_what_the_monitor_has_found_is_shown_with_its_split(monkeypatch: pytest.
     assert frame.ranks[1].exposed == {"dp": Exposed(500_000_000)}, "nothing of it was compared"
 
 
-def test_a_run_that_a_prometheus_does_not_know_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_a_prometheus_does_not_know_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers(monkeypatch)
     with pytest.raises(RunNotFoundError, match=r"has no run mine\. Its runs: old, new"):
         PrometheusSource("http://p", 20, "mine").look()
 
 
-def test_what_is_no_prometheus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_no_prometheus_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commtrace.top.from_metrics.fetch", lambda url, **parameters: "<html>")
     with pytest.raises(MetricsError, match="does not answer like a Prometheus"):
         PrometheusSource("http://p", 20).look()
@@ -287,7 +287,7 @@ def test_credentials_of_the_address_are_sent_with_the_request(server: HTTPServer
     assert fetch(f"http://me:{SECRET}@127.0.0.1:{server.server_port}/api", query="a b") == "/api?query=a+b"
 
 
-def test_who_is_refused_is_told_how_to_give_them(server: HTTPServer) -> None:
+def test_a_refused_login_is_answered_with_how_to_give_credentials(server: HTTPServer) -> None:
     with pytest.raises(MetricsError) as error:
         fetch(f"http://you:{SECRET}@127.0.0.1:{server.server_port}/metrics")
 

@@ -26,6 +26,8 @@ _DEFAULTS: dict[str, Any] = {
     "start_exact": True,
     "end_exact": True,
     "detail": None,
+    "start_lead_us": schema.UNKNOWN_LEAD,
+    "end_lead_us": schema.UNKNOWN_LEAD,
 }
 
 

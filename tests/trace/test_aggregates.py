@@ -143,7 +143,7 @@ def test_the_sums_are_those_of_a_loop_over_rows(come_as: str, seed: int) -> None
     assert {step: disk.sums(step) for step in range(-1, 5) if disk.sums(step)} == rule.aggregates()
 
 
-def test_what_began_before_the_first_step_s_end_is_kept_wherever_it_stands_and_whenever_it_comes() -> None:
+def test_rows_from_before_the_first_steps_end_are_kept_wherever_and_whenever_they_come() -> None:
     disk = Disk()
     sink = AggregatingSink(disk, DetailPlan(0).details)
     sink.write([*steps(0, 1), all_reduce(-1, -50, -40), all_reduce(-1, 2_000, 2_001)])
@@ -156,7 +156,7 @@ def test_what_began_before_the_first_step_s_end_is_kept_wherever_it_stands_and_w
     assert (rest.num_spans, rest.total_ns) == (2, 2)
 
 
-def test_what_comes_late_is_added() -> None:
+def test_late_rows_are_added() -> None:
     disk = Disk()
     sink = AggregatingSink(disk, DetailPlan(0).details)
     sink.write([all_reduce(0, 0, 5), *steps(0, 1)])
@@ -174,7 +174,7 @@ def test_marks_and_what_comes_before_the_first_step_are_kept() -> None:
     assert disk.written() == [("topology", -1), ("all_reduce", -1), ("step", 0), ("aggregate", 0), ("aggregate", -1)]
 
 
-def test_a_step_without_spans_is_told_to_be_not_in_detail() -> None:
+def test_a_step_without_spans_is_shown_to_be_not_in_detail() -> None:
     disk = Disk()
     AggregatingSink(disk, DetailPlan(0).details).write(steps(0, 1))
 

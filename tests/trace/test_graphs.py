@@ -97,7 +97,7 @@ def test_messages_are_recognised_by_their_counter(tmp_path: Path) -> None:
         ([graph_mark(operations=[["send", 0, 0, 0, 8, -1, None, 2, False, 0, 0, 0, ""]]), replay(0, 1, 2, 0)], True),
     ],
 )
-def test_what_is_damaged_or_lost_makes_contents_unknown(rows: list[Any], problem: bool, tmp_path: Path) -> None:
+def test_damaged_or_lost_graphs_make_contents_unknown(rows: list[Any], problem: bool, tmp_path: Path) -> None:
     write_rank(tmp_path, rows, rank=0, world_size=2)
     run = load_run(tmp_path)
 

@@ -70,7 +70,7 @@ def test_a_file_that_the_kernel_gives_no_size_is_read_whole() -> None:
         read_file(Path("/proc/self/status"), 100)
 
 
-def test_of_a_file_that_grows_no_half_record_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_half_record_of_a_growing_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "records"
     path.write_bytes(b"first\n")
     read_size = os.fstat
@@ -114,7 +114,7 @@ def test_json_of_the_declared_type_comes_back() -> None:
         ("x" * (LONGEST_WORD + 1), "x" * LONGEST_WORD + "…"),
     ],
 )
-def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
+def test_control_characters_of_a_terminal_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert all_printable({text: [text, 1, None]}) == {shown: [shown, 1, None]}
 

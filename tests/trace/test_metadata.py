@@ -16,7 +16,7 @@ def test_json_and_back() -> None:
     assert RankMetadata.from_json(original.to_json()) == original
 
 
-def test_what_a_newer_version_adds_is_left_out() -> None:
+def test_fields_of_a_newer_version_are_left_out() -> None:
     newer = {**json.loads(metadata().to_json()), "rack": "r7"}
 
     assert RankMetadata.from_json(json.dumps(newer)) == metadata()

@@ -40,7 +40,7 @@ def test_the_forms_of_step_ranges_that_users_write(text: str, chosen: list[int])
 
 
 @pytest.mark.parametrize("text", ["", " ", "5:5", "6:5", "1:9:0", "a:b", "-1:3", "1:2:3:4", "1.5:2", "all"])
-def test_what_holds_no_step_is_refused_with_what_to_write(text: str) -> None:
+def test_a_range_without_a_step_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"A:B|A must be below B"):
         StepRange.parse(text)
 
@@ -149,7 +149,7 @@ def test_requests_are_read_once_oldest_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "triggers").iterdir()) == ["1-command.json", "2-command.json"]
 
 
-def test_what_is_no_request_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_no_request_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "triggers").mkdir()
     (tmp_path / "triggers" / "1.json").write_text("{}")
     with pytest.raises(ValueError, match="is no request for steps in detail"):

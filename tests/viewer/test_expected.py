@@ -68,7 +68,7 @@ def test_a_run_without_sizes_has_no_plan() -> None:
     assert resources(PipelineJob(stages=2, microbatches=4).run()) == {}
 
 
-def test_sizes_that_contradict_one_another_are_said() -> None:
+def test_sizes_that_contradict_one_another_are_reported() -> None:
     shown = json.loads(resources(two_stages(model={**MODEL, "layers": 0}, layout=LAYOUT))["expected.json"])
 
     assert "layers is 0" in shown["problem"]

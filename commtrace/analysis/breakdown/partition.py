@@ -12,7 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, paint, ranges, union
-from commtrace.analysis.breakdown.states import IDLE, OTHER, ReadyTimes, State, lane_states, states_of, together
+from commtrace.analysis.breakdown.launch_bound import launch_bound
+from commtrace.analysis.breakdown.states import (
+    IDLE,
+    LAUNCHING,
+    OTHER,
+    UNKNOWN_TIME,
+    ReadyTimes,
+    State,
+    lane_states,
+    states_of,
+    together,
+)
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import is_kernel_trace, of_one_sort, timed_rows
@@ -34,11 +45,18 @@ class Partition:
     end: Int64
     ns: Int64  # rows × states; a row adds up to end − start exactly
     hidden_ns: Int64  # communication in flight without a stall; not one of the states
+    # Rows × the first states (LAUNCHING): of the time in them, the device waited for its host; −1 if not known.
+    launch_bound_ns: Int64
     stalled_ns: Mapping[int, Int64]  # by rank, span rows × (wait or bubble, transfer)
 
     @property
     def wall_ns(self) -> Int64:
         return np.asarray(self.end - self.start)
+
+    @property
+    def launch_bound_of_steps(self) -> Int64:
+        """Return the time of each row in which the device waited for its host; −1 if not known."""
+        return np.where(self.launch_bound_ns[:, 0] == UNKNOWN_TIME, UNKNOWN_TIME, self.launch_bound_ns.sum(axis=1))
 
     def total(self, kind: str, detail: str | None = None) -> Int64:
         """Return the time of each row in the states of a kind, or in one phase or role of it."""
@@ -60,6 +78,7 @@ def concatenate(parts: Sequence[Partition]) -> Partition:
         end=np.concatenate([part.end for part in parts])[order],
         ns=np.concatenate([part.ns for part in parts])[order],
         hidden_ns=np.concatenate([part.hidden_ns for part in parts])[order],
+        launch_bound_ns=np.concatenate([part.launch_bound_ns for part in parts])[order],
         stalled_ns={},
     )
 
@@ -77,6 +96,7 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
         end=np.concatenate([part.end for part in parts]),
         ns=np.concatenate([part.ns for part in parts]),
         hidden_ns=np.concatenate([part.hidden_ns for part in parts]),
+        launch_bound_ns=np.concatenate([part.launch_bound_ns for part in parts]),
         stalled_ns={
             rank: own
             for block, part in zip(blocks, parts, strict=True)
@@ -93,6 +113,7 @@ class _BlockPartition:
     end: Int64
     ns: Int64
     hidden_ns: Int64
+    launch_bound_ns: Int64
     stalled_ns: Int64
 
 
@@ -104,6 +125,7 @@ class StepTimes(NamedTuple):
 
     row: Int64  # span rows of the steps
     ns: Int64  # as in Partition
+    launch_bound_ns: Int64  # as in Partition
     stall_step: Int64
     stall_row: Int64
     stall_ns: Int64
@@ -118,6 +140,7 @@ def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTi
     return StepTimes(
         row=lanes.steps.row,
         ns=lanes.time_per_state(),
+        launch_bound_ns=lanes.launch_bound(block),
         stall_step=step[example],
         stall_row=row[example],
         stall_ns=_sums(which, lanes.length_ns[stalled], len(example)),
@@ -136,6 +159,7 @@ def _partition_block(
         end=lanes.steps.end,
         ns=lanes.time_per_state(),
         hidden_ns=lanes.hidden(_in_flight(spans, lanes.axis)),
+        launch_bound_ns=lanes.launch_bound(block),
         stalled_ns=lanes.per_stall(len(spans)),
     )
 
@@ -175,6 +199,25 @@ class _Lanes:
         while_stalled = in_flight.before(self.edges[segment + 1]) - in_flight.before(self.edges[segment])
         return np.asarray(
             in_flight.before(end) - in_flight.before(start) - _sums(self.step[stalled], while_stalled, len(start))
+        )
+
+    def launch_bound(self, block: Block) -> Int64:
+        """Return steps × LAUNCHING, ns, in which the device waited for its host; −1 where no mark tells."""
+        empty, before_empty, known = launch_bound(block.spans, block.bounds, block.end_to_end())
+        steps, states = len(self.steps.row), len(LAUNCHING)
+        start, end = self.steps.start + self.axis[self.steps.row], self.steps.end + self.axis[self.steps.row]
+        is_known = np.searchsorted(known, end, side="right") > np.searchsorted(known, start)
+        if not is_known.any():
+            return np.full((steps, states), UNKNOWN_TIME, np.int64)
+        chosen = np.flatnonzero(self.state[self.segment] < states)
+        segment = self.segment[chosen]
+        in_phases, in_nothing = (
+            one.before(self.edges[segment + 1]) - one.before(self.edges[segment]) for one in (empty, before_empty)
+        )
+        waited = np.where(self.state[segment] == LAUNCHING.index(State(OTHER)), in_nothing, in_phases)
+        cell = self.step[chosen] * states + self.state[segment]
+        return np.where(
+            is_known[:, np.newaxis], _sums(cell, waited, steps * states).reshape(steps, states), UNKNOWN_TIME
         )
 
     def per_stall(self, spans: int) -> Int64:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,14 @@ from commtrace.analysis.breakdown.states import (
     DATA,
     GC,
     IDLE,
+    IN_NO_SPAN,
+    LAUNCH_BOUND_PHASES,
     MEMORY,
     OTHER,
     PHASES,
     REPLAY,
     TRANSFER,
+    UNKNOWN_TIME,
     WAIT,
     State,
 )
@@ -42,6 +45,19 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "other": (OTHER,),
 }
 """The kinds of states in each part of a step; the parts add up to it."""
+
+
+_OF_PHASES: Final = {
+    "forward": "the forward",
+    "backward": "the backward",
+    "recompute": "the recomputation",
+    "optimizer": "the optimizer step",
+    "evaluation": "the evaluation",
+    "other": "other compute",
+    IN_NO_SPAN: "the time in no span",
+}
+_WORTH_A_SENTENCE: Final = 0.01
+"""Least share that is mentioned."""
 
 
 class ExposedTime(NamedTuple):
@@ -71,6 +87,20 @@ class RankMean:
     wait_ns: int = 0  # in flight before the last participant arrived, hidden or not
     blame_ns: int = 0  # wait of others for communications in which this rank arrived last
     unmatched_ns: int = 0  # stalls with unseen members: exposed transfer, but part may be wait
+    # By phase of compute, and IN_NO_SPAN: of the time in it, the device waited for its host; None if not known.
+    launch_bound_ns: Mapping[str, int] | None = None
+
+    @property
+    def launch_bound_share(self) -> float | None:
+        """Return the share of the step in which the device waited for its host; None if not known."""
+        if self.launch_bound_ns is None or not self.wall_ns:
+            return None
+        return sum(self.launch_bound_ns.values()) / self.wall_ns
+
+    def launch_bound_share_of(self, phase: str) -> float | None:
+        """Return the same share of a phase, or of the time IN_NO_SPAN; None also without any such time."""
+        whole = self.total(OTHER) if phase == IN_NO_SPAN else self.of_state.get(State(COMPUTE, phase), 0)
+        return None if self.launch_bound_ns is None or not whole else self.launch_bound_ns[phase] / whole
 
     def total(self, kind: str) -> int:
         """Return the time in the states of a kind."""
@@ -106,6 +136,7 @@ class RankMean:
             "wait_ns": self.wait_ns,
             "blame_ns": self.blame_ns,
             "unmatched_ns": self.unmatched_ns,
+            "launch_bound_ns": None if self.launch_bound_ns is None else dict(self.launch_bound_ns),
             "exposed_memory_ns": self.total(MEMORY),
             "bubble_ns": self.total(BUBBLE),
             "idle_ns": self.total(IDLE),
@@ -127,6 +158,8 @@ class RankTotals:
     wait_ns: int = 0
     blame_ns: int = 0
     unmatched_ns: int = 0
+    launch_bound_ns: Int64 = field(default_factory=lambda: np.zeros(len(LAUNCH_BOUND_PHASES), np.int64))
+    num_known: int = 0  # the steps in which that is known, and which it is of
 
     def __add__(self, other: RankTotals) -> RankTotals:
         return RankTotals(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
@@ -144,7 +177,14 @@ class RankTotals:
             wait_ns=self.wait_ns // self.num_steps,
             blame_ns=self.blame_ns // self.num_steps,
             unmatched_ns=self.unmatched_ns // self.num_steps,
+            launch_bound_ns=self._launch_bound(),
         )
+
+    def _launch_bound(self) -> dict[str, int] | None:
+        if not self.num_known:
+            return None
+        means = (self.launch_bound_ns // self.num_known).tolist()
+        return dict(zip(LAUNCH_BOUND_PHASES, means, strict=True))
 
 
 def rank_means(
@@ -170,8 +210,29 @@ def rank_totals(
             wait_ns=int(matches.ranks[rank].wait_ns(trace.spans).sum()),
             blame_ns=blame.get(rank, 0),
             unmatched_ns=unmatched_ns.get(rank, 0),
+            **_launch_bound(partition.launch_bound_ns[rows]),
         )
     return totals
+
+
+def _launch_bound(of_steps: Int64) -> dict[str, Any]:
+    known = of_steps[of_steps[:, 0] != UNKNOWN_TIME]
+    return {"launch_bound_ns": known.sum(axis=0), "num_known": len(known)}
+
+
+def launch_bound_sentence(ranks: Sequence[RankMean]) -> str:
+    """Say how long devices waited for their hosts; empty if it is little, or not known."""
+    known = [(share, rank) for rank in ranks if (share := rank.launch_bound_share) is not None]
+    most, worst = max(known, key=lambda one: one[0], default=(0.0, None))
+    if worst is None or most < _WORTH_A_SENTENCE:
+        return ""
+    shares = [(word, worst.launch_bound_share_of(phase) or 0.0) for phase, word in _OF_PHASES.items()]
+    phases = ", ".join(f"{share:.0%} of {word}" for word, share in shares if share >= _WORTH_A_SENTENCE)
+    typical = float(np.median([share for share, _ in known]))
+    others = f" (the typical rank: {typical:.0%})" if len(known) > 1 else ""
+    return (
+        f"Launch-bound: the device of rank {worst.rank} waits for its host in {most:.0%} of the step{others}: {phases}."
+    )
 
 
 def apportion(totals: Int64, count: int) -> Sequence[int]:

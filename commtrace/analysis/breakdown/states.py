@@ -56,6 +56,16 @@ as nothing is missing then.
 """
 
 
+LAUNCHING: Final = FIXED[: 1 + len(PHASES)]
+"""The states in which a device may wait for its host to launch: the first of every run. Others have a reason."""
+
+IN_NO_SPAN: Final = "in_no_span"
+LAUNCH_BOUND_PHASES: Final = tuple(state.detail or IN_NO_SPAN for state in LAUNCHING)
+"""What results call these states."""
+
+UNKNOWN_TIME: Final = -1
+
+
 class StatePriority(NamedTuple):
     """The state of a kind of span; where spans overlap, the highest priority counts."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from commtrace.analysis.keys import find_rows
 from commtrace.analysis.replay.program import Program
-from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, narrow
+from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, Segments, narrow
 from commtrace.analysis.replay.step_statistics import (
     Entries,
     StepStatistics,
@@ -147,6 +147,19 @@ class WithoutPauses:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLaunches:
+    """Work in which devices waited for their hosts takes no time: a lower bound of what it takes."""
+
+    only_between: bool  # phases, where nothing else was recorded
+
+    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+        waited = np.maximum(work.segments.launch_bound_ns, 0)
+        if self.only_between:
+            waited = np.where(work.segments.kind >= BETWEEN, waited, 0)
+        return np.maximum(ns - waited, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class IdealWork:
     """Some work takes its ideal time."""
 
@@ -198,7 +211,7 @@ class NoTransfers:
 class Scenario:
     """Rules that are applied in turn to the measured durations."""
 
-    work: tuple[NormalSpeed | NormalStages | EqualMicrobatches | WithoutPauses | IdealWork, ...] = ()
+    work: tuple[NormalSpeed | NormalStages | EqualMicrobatches | WithoutPauses | PromptLaunches | IdealWork, ...] = ()
     transfers: tuple[NormalLinks | IdealTransfers | NoTransfers, ...] = ()
     without_launches: bool = False  # only work, pauses and transfers take time
 

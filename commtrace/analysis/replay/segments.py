@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, begun_at, union
+from commtrace.analysis.breakdown.launch_bound import launch_bound
 from commtrace.analysis.keys import concatenated_ranges, grouped, pack, run_begins
 from commtrace.analysis.matching.operations import unfinished_ids
 from commtrace.trace import schema
@@ -95,6 +96,7 @@ class Segments:
     gc_ns: Int64
     checkpoint_ns: Int64
     evaluation_ns: Int64
+    launch_bound_ns: Int64  # of ``work_ns``, the device waited for its host; −1 if not known
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -195,6 +197,7 @@ def find_segments(
     instance = instance[head]
     row = phases.row[np.maximum(instances.phase, 0)] if len(phases.row) else np.zeros(len(first), np.int64)
     rank = instances.interval // num_steps
+    shares = _shares(rows, pieces, head)
     segments = Segments(
         rank=narrow(rows.ranks[rank])[instance],
         step=narrow(instances.interval - rank * num_steps)[instance],
@@ -205,7 +208,8 @@ def find_segments(
         instance=narrow(number[first])[instance],
         stalls=narrow(instances.stalls)[instance],
         ordinal=narrow(ordinal[head]),
-        **_shares(rows, pieces, head),
+        **shares,
+        launch_bound_ns=_launch_bound(rows, pieces, head, intervals, instances.in_phase[instance], shares["work_ns"]),
     )
     return segments, np.cumsum(heads) - 1
 
@@ -271,6 +275,22 @@ def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
             shares[name] = np.minimum(_sum(_covered(pieces, rows.start(own), rows.end(own)), heads), left)
             left = left - shares[name]
     return {**shares, "work_ns": left}
+
+
+def _launch_bound(
+    rows: LaneRows, pieces: Pieces, heads: Int64, intervals: IntervalUnion, is_in_phase: Bool, work_ns: Int64
+) -> Int64:
+    """Return how much of the work of each segment was launch-bound; −1 in steps without a mark that tells."""
+    empty, before_empty, known = launch_bound(rows.spans, rows.first, rows.shift)
+    if not len(known):
+        return np.full(len(heads), -1, np.int64)
+    in_phases, between = (
+        _sum(_covered(pieces, *one.bounds), heads) if len(one) else np.zeros(len(heads), np.int64)
+        for one in (empty, before_empty)
+    )
+    is_known = np.searchsorted(known, intervals.end, side="right") > np.searchsorted(known, intervals.start)
+    waited = np.minimum(np.where(is_in_phase, in_phases, between), work_ns)
+    return np.where(is_known[pieces.interval[heads]], waited, -1)
 
 
 def _covered(pieces: Pieces, start: Int64, end: Int64) -> Int64:

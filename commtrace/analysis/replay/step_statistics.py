@@ -33,6 +33,10 @@ _GOLDEN: Final = 2_654_435_769
 """2^32 divided by the golden ratio: multiples modulo 2^32 are evenly spread, whichever the steps are."""
 
 
+_COLUMNS: Final = ("microbatch", "begins_phase", "work_ns", "total_ns", "launch_bound_ns")
+"""Columns of a table of work beside entry and step."""
+
+
 class Entries(NamedTuple):
     """Kinds of work of every rank. Entries that differ only in the rank are the same work."""
 
@@ -68,6 +72,7 @@ class WorkTable:
     begins_phase: Bool  # first row of a phase, or of the time between two
     work_ns: Int64
     total_ns: Int64  # with pauses
+    launch_bound_ns: Int64  # of ``work_ns``, the device waited for its host; −1 if not known
 
     @classmethod
     def of(cls, segments: Segments) -> WorkTable:
@@ -81,6 +86,7 @@ class WorkTable:
             first_of_phase(segments),
             segments.work_ns,
             segments.total_ns,
+            segments.launch_bound_ns,
         )
 
     def __len__(self) -> int:
@@ -120,7 +126,7 @@ class WorkTable:
             Entries(*(column[kept] for column in self.entries)),
             entry,
             _numbers(chosen)[self.step[rows]],
-            *(getattr(self, name)[rows] for name in ("microbatch", "begins_phase", "work_ns", "total_ns")),
+            *(getattr(self, name)[rows] for name in _COLUMNS),
         )
 
     @classmethod
@@ -133,10 +139,7 @@ class WorkTable:
             Entries(*(column[first] for column in columns)),
             np.concatenate([own[part.entry] for part, own in zip(parts, numbers, strict=True)]),
             np.concatenate([part.step + np.int32(step) for part, step in zip(parts, first_step, strict=True)]),
-            *(
-                np.concatenate([getattr(part, name) for part in parts])
-                for name in ("microbatch", "begins_phase", "work_ns", "total_ns")
-            ),
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS),
         )
 
 

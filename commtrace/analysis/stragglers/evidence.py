@@ -12,6 +12,7 @@ import numpy as np
 from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.statistics import Float64
+from commtrace.analysis.stragglers.late_hosts import Launches
 from commtrace.analysis.stragglers.limits import FAR_LONGER, MOST_OF_PHASE, ONE_PHASE, SLOWER_THAN_OTHERS
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
@@ -43,9 +44,10 @@ def evidence_of(
     members: Sequence[SlowRank],
     how_often: str,
     device: DeviceEvidence | None,
+    launches: Launches | None = None,
 ) -> str:
     """Return the evidence for a verdict: the numbers, the only slow phase, the device of the slowest member."""
-    return " ".join(_sentences(found, place, cause, members, how_often, device))
+    return " ".join(_sentences(found, place, cause, members, how_often, device, launches))
 
 
 def main_cause(members: Sequence[SlowRank]) -> str:
@@ -84,12 +86,15 @@ def _sentences(
     members: Sequence[SlowRank],
     how_often: str,
     device: DeviceEvidence | None,
+    launches: Launches | None,
 ) -> Iterator[str]:
     yield _in_numbers(found, place, cause, members, how_often)
     if cause == "compute" and len(members) > 1 and members[0].beyond == WORK:
         yield from _in_phases_of_their_own(found.work, members)
     if phase := CAUSES[cause].phase:
         yield ONLY_PHASE.format(phase=phase)
+    if launches is not None and (sentence := launches.sentence([member.rank for member in members])):
+        yield sentence
     if device is not None and is_of_device(place, cause):
         yield device_sentence(device, members[0].rank, len(members))
 

@@ -73,6 +73,14 @@ FEW_MICROBATCHES: Final = 0.5
 MOST_OF_EXCESS: Final = 0.8
 """A rank is slow in a few microbatches only if these have this share of its excess as well."""
 
+LAUNCH_BOUND: Final = 0.2
+LAUNCH_BOUND_GAPS: Final = 0.05
+LATER_THAN_OTHERS: Final = 2
+MOST_OF_WINDOWS: Final = 0.8
+"""A host is late if its device waits for it in so much of the work, and so many times what its peers do, in so many of
+the steps. Less may be the time that single marks take. Of a job, gaps before phases count from a share of the step on,
+as most programs do something between two steps."""
+
 FAST_PERCENTILE: Final = 25
 """Shares refer to this percentile of the links of a class, as most may be slow; or of a link in its fast steps."""
 

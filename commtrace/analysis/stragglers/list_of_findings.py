@@ -60,6 +60,7 @@ def _slow(verdict: Verdict, part_ns: float | None) -> Finding:
         steps=tuple((one.first, one.last) for one in verdict.stretches),
         since_step=verdict.since_step,
         cost_ns=verdict.cost_ms_per_step * 1e6,
+        cost_is_bound=verdict.cost_is_bound,
         share=verdict.share_of_step,
         part_ns=part_ns,
         persistence=verdict.persistence,

@@ -27,8 +27,9 @@ from commtrace.analysis.replay.scenarios import (
 )
 from commtrace.analysis.replay.step_statistics import StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
+from commtrace.analysis.stragglers.late_hosts import LATE
 from commtrace.analysis.stragglers.verdict import Verdict
-from commtrace.findings.causes import CAUSES, DATA, PAUSES
+from commtrace.findings.causes import CAUSES, DATA, JOB, PAUSES
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
 
@@ -108,7 +109,10 @@ def lost_time(
         + (without_transfers - without_launches)
         + (0 if is_pipeline else waiting),
     }
-    costs = [(CAUSES[one.cause], round(one.cost_ms_per_step * 1e6 * num_steps)) for one in verdicts]
+    # Work that takes long on all ranks counts as ideal, whatever it waits for.
+    costs = [
+        (CAUSES[one.cause], 0 if _is_of_all(one) else round(one.cost_ms_per_step * 1e6 * num_steps)) for one in verdicts
+    ]
     of_verdicts = [0] * len(costs)
     for number, (cause, cost_ns) in enumerate(costs):
         if cause.mended_at != "division":
@@ -120,6 +124,10 @@ def lost_time(
             of_verdicts[number] = min(cost_ns, left_ns)
             left_ns -= of_verdicts[number]
     return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_verdicts=tuple(of_verdicts))
+
+
+def _is_of_all(verdict: Verdict) -> bool:
+    return verdict.cause == LATE and verdict.place == JOB
 
 
 def _ideal_work(table: WorkTable) -> Int64:

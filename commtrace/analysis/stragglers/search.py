@@ -28,6 +28,7 @@ from commtrace.analysis.replay.step_bounds import NOT_IN_ORDER
 from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals, most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.late_hosts import launch_bound_job
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.microbatches import uneven_sequences
 from commtrace.analysis.stragglers.normal import Usual
@@ -241,7 +242,7 @@ def judge_stragglers(
         if _ranks(beside) > _ranks(sets):
             others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
     verdicts = [*verdicts, *others.verdicts]
-    together = sets.together_ms + sum(verdict.cost_ms_per_step for verdict in others.verdicts)
+    together = sets.together_ms + sum(one.cost_ms_per_step for one in others.verdicts if not one.cost_is_bound)
     undecided += others.undecided
     abstentions = tuple(dict.fromkeys(undecided))
     if not are_told(run):
@@ -314,7 +315,9 @@ def of_no_single_rank(
     # Ranks that are slow now and then have long microbatches, too.
     sequences = None if slow else uneven_sequences(work, replay)
     links = slow_links(work, replay, normal_ranks + stages.normal, slow, is_cut=is_cut, usual=usual)
-    verdicts = [*stages.verdicts, *([sequences] if sequences else []), *links.verdicts]
+    normal = normal_ranks + stages.normal + links.normal
+    of_job = filter(None, (sequences, launch_bound_job(work, replay, normal)))
+    verdicts = [*stages.verdicts, *of_job, *links.verdicts]
     healthy = Usual(stages.healthy_ns, links.healthy_ns)
     return OfNoSingleRank(verdicts, stages.normal + links.normal, stages.undecided + links.undecided, healthy)
 

@@ -24,6 +24,7 @@ from commtrace.analysis.stragglers.change_points import (
     find_cuts,
     without_single_steps,
 )
+from commtrace.analysis.stragglers.late_hosts import LATE, launches_of
 from commtrace.analysis.stragglers.limits import (
     ALIKE,
     DEPENDENCE,
@@ -60,7 +61,7 @@ class SlowRank:
     """The excess of a rank over normal in one respect, ns per step. A rank may have several of these."""
 
     rank: int
-    excess_ns: Mapping[str, float]  # by cause; WORK and SELDOM: ``compute`` or SEQUENCES, ``late_launch``, ``unknown``
+    excess_ns: Mapping[str, float]  # by cause; WORK and SELDOM: ``compute``, LATE or SEQUENCES, …
     beyond: str  # WORK, SELDOM, MICROBATCHES or one of PAUSES
     normal_ns: float
     norm_source: str  # the source of ``normal_ns``
@@ -159,10 +160,13 @@ def _with_long_microbatches(slow: Sequence[SlowRank], microbatches: MicrobatchCo
 
 def _slow_in_work(work: WorkStatistics, judged: Judged) -> Iterator[SlowRank]:
     peers = work.peers
-    all_excess = peers.excess_ns
+    all_excess, slow = peers.excess_ns, set(judged.rank[judged.is_slow].tolist())
     for row in np.flatnonzero(judged.is_slow).tolist():
         rank, own = int(judged.rank[row]), peers.rank == judged.rank[row]
         excess = _by_cause(peers.kind[own], all_excess[own])
+        launches = launches_of(work, rank, slow)
+        if launches is not None and launches.are_late:
+            excess[LATE] = excess.pop("compute")
         persistence = share_of_longer_steps(work, rank)
         if persistence >= work.thresholds.persistence:
             yield SlowRank(rank, excess, WORK, float(judged.normal_ns[row]), judged.norm_source[row], persistence)

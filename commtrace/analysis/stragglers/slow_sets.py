@@ -23,12 +23,13 @@ from commtrace.analysis.stragglers.evidence import (
     main_cause,
     slow_phase,
 )
+from commtrace.analysis.stragglers.late_hosts import LATE, launches_of, least
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
 from commtrace.analysis.stragglers.slow_ranks import SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
 from commtrace.analysis.stragglers.verdict import Member, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
-from commtrace.findings.causes import MEANT, NOW_AND_THEN, RANKS, advice
+from commtrace.findings.causes import CAUSES, MEANT, NOW_AND_THEN, RANKS, advice
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -252,6 +253,9 @@ def _verdict(
     when = None if len(stretches) == 1 else _time_of(found.work)
     devices = [] if is_rare else [device_evidence(run, member.rank, when) for member in members]
     cause = _cause(found.work, members, devices)
+    slow = {one.rank for one in found.slow}
+    compared = (cause in ("compute", LATE) or CAUSES[cause].phase) and not is_rare
+    launches = least(launches_of(found.work, member.rank, slow) for member in members) if compared else None
     persistence = cost.cost.persistence if is_rare or len(members) > 1 else first.persistence
     in_few_steps = is_rare and cost.cost.when.is_rare
     return Verdict(
@@ -264,7 +268,13 @@ def _verdict(
         gpu_hours_per_day=cost.gpu_hours_per_day,
         persistence=persistence,
         evidence=evidence_of(
-            found, key.place, cause, members, _how_often(found.work, persistence, cost), devices[0] if devices else None
+            found,
+            key.place,
+            cause,
+            members,
+            _how_often(found.work, persistence, cost),
+            devices[0] if devices else None,
+            launches,
         ),
         next_step=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
         occurrence=cost.cost.when.describe() if in_few_steps else "",

@@ -65,6 +65,7 @@ class Verdict:
     since_step: int = -1  # the first step in which it costs at least half of that; −1 if none does
     first_compared_step: int = -1  # of the run; what began before cannot be dated; −1 before that is looked up
     since_ns: int | None = None  # begin of that step, epoch; None if unknown
+    cost_is_bound: bool = False  # it costs no more than that
 
     @property
     def ranks(self) -> tuple[int, ...]:

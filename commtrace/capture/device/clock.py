@@ -58,6 +58,9 @@ class DeviceTiming(DeviceClock, Protocol):
     def switch_off(self) -> None:
         """Let marks be the host's time from now on; unresolved ones stay so."""
 
+    def synchronized(self) -> None:
+        """Note that the host has waited for the device."""
+
     def current_stream(self) -> torch.cuda.Stream: ...
 
     def stream_number(self, stream: torch.cuda.Stream, /) -> int:
@@ -98,20 +101,39 @@ DRIFT_PPM: Final = 100
 NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
+LONGEST_RECORD_NS: Final = 10_000
+"""A host that takes longer to record an event was kept from going on: when it did so is not known."""
+
+WIDEST_BRACKET_NS: Final = 100_000
+"""Of an anchor by which leads are told. The native part has the same limits."""
+
+
 class CudaMark:
     """A place on a stream (``stream``: its number, unique on its device); ``time_ns`` once it has been resolved.
 
-    The host took it at ``taken_at``, ns; the device passes it later.
+    The host took it at ``taken_at``, ns, behind its record call, which began at ``taken_from``; the device passes it
+    later. Where the host's time is no guide, ``taken_from`` is ``UNKNOWN_LEAD`` or ``SYNCHRONIZED_LEAD`` of the schema.
     """
 
-    __slots__ = ("device", "event", "stream", "taken_at", "time_ns")
+    __slots__ = ("device", "event", "stream", "taken_at", "taken_from", "time_ns")
 
-    def __init__(self, event: torch.cuda.Event, device: int, stream: int, taken_at: int) -> None:
+    def __init__(self, event: torch.cuda.Event, device: int, stream: int, taken_from: int, taken_at: int) -> None:
         self.event: torch.cuda.Event | None = event
         self.device = device
         self.stream = stream
         self.taken_at = taken_at
+        self.taken_from = taken_from
         self.time_ns: int | None = None
+
+    @property
+    def lead_us(self) -> int:
+        """Return how far the host was ahead of the device, once the mark has been resolved (``start_lead_us``)."""
+        if self.taken_from < 0:
+            return self.taken_from
+        if self.time_ns is None:
+            return schema.UNKNOWN_LEAD
+        lead_us = int((self.time_ns - self.taken_from) / 1000)  # towards 0, as in C
+        return min(max(lead_us, schema.LEAST_LEAD_US), schema.MOST_LEAD_US)
 
 
 def is_on_device(mark: Mark) -> TypeGuard[CudaMark]:
@@ -157,6 +179,7 @@ class CudaClock:
         # torch's own method: its replacement (device_calls) is for the events of the job.
         self._record: Callable[[torch.cuda.Event, torch.cuda.Stream], None] = cuda.Event.record
         self.is_off = False
+        self._has_synchronized = False
 
     def mark(self, device: int | None = None) -> Mark:
         """Record an event on the current stream of ``device``, or of the current one. Never waits.
@@ -183,8 +206,18 @@ class CudaClock:
         except IndexError:
             event = cuda.Event(enable_timing=True)
         stream = cuda.current_stream(device)
+        taken_from = self.host_ns()
         self._record(event, stream)
-        return CudaMark(event, device, stream.stream_id, self.host_ns())
+        taken_at = self.host_ns()
+        if taken_at - taken_from > LONGEST_RECORD_NS:
+            taken_from = schema.UNKNOWN_LEAD
+        if self._has_synchronized:
+            self._has_synchronized, taken_from = False, schema.SYNCHRONIZED_LEAD
+        return CudaMark(event, device, stream.stream_id, taken_from, taken_at)
+
+    def synchronized(self) -> None:
+        """Note that the host has waited for the device: the next mark is passed at once by necessity."""
+        self._has_synchronized = True
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is captured into a graph, to which an event would belong."""
@@ -211,6 +244,8 @@ class CudaClock:
         elapsed_ns = round(anchor.event.elapsed_time(mark.event) * NANOSECONDS_PER_MILLISECOND)
         time_ns: int = anchor.host_ns + elapsed_ns
         self._pools[mark.device].append(mark.event)
+        if anchor.bracket_ns > WIDEST_BRACKET_NS and mark.taken_from > 0:
+            mark.taken_from = schema.UNKNOWN_LEAD
         mark.time_ns, mark.event = time_ns, None
         return time_ns
 

@@ -182,7 +182,8 @@ def print_summary(
     if summary.ranks:
         table, note = rank_table(summary, all_ranks=all_ranks)
         print_table(console, "Mean step of each rank, ms and share", table, note)
-    for line in (*critical_path_lines(summary.critical_path), *lost_time_lines(summary.lost_time)):
+    launch_bound = [summary.launch_bound] if summary.launch_bound else []
+    for line in (*critical_path_lines(summary.critical_path), *lost_time_lines(summary.lost_time), *launch_bound):
         console.print(f"{escape(line)}\n")
     _print_exposed(console, summary)
     _print_communication(console, summary.communication)

@@ -456,6 +456,8 @@ def _spans(job: _StudyJob, operations: _Operations, rows: _StudyRows) -> Spans:
         "timing": np.full(len(rows.part), schema.CUDA_EVENT_TIMING),
         "start_exact": np.ones(len(rows.part), np.bool_),
         "end_exact": np.ones(len(rows.part), np.bool_),
+        "start_lead_us": np.full(len(rows.part), schema.UNKNOWN_LEAD),
+        "end_lead_us": np.full(len(rows.part), schema.UNKNOWN_LEAD),
     }
     none = np.full(len(rows.part), _NO)
     return Spans(*(columns.get(name, none).astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()))

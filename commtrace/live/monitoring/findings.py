@@ -12,7 +12,7 @@ from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
 from commtrace.analysis.stragglers.verdict import Member, format_since_step
-from commtrace.findings.causes import OF_NO_RANK, RANKS, format_cause
+from commtrace.findings.causes import JOB, OF_NO_RANK, RANKS, format_cause
 from commtrace.live.monitoring.wire_types import Count, Duration, Number, Text
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
@@ -60,6 +60,7 @@ class LiveStraggler:
     since_within_steps: int = 0  # by so many steps ``since_step`` may be off
     since_first_compared: bool = False  # no step before ``since_step`` was compared: it may have begun earlier
     members: tuple[Member, ...] = ()  # the slow ranks, slowest first, at most 16
+    cost_is_bound: bool = False  # it costs no more than that
     id: str = ""  # constant until it is cleared, unique among those that hold
 
     @property
@@ -157,7 +158,8 @@ def _text(straggler: LiveStraggler, now: float, device: str) -> str:
         cost = f"{straggler.occurrence} (from {first} on); spread over {straggler.steps} steps, it costs {cost}"
     else:
         hours = f"{straggler.gpu_hours_per_day:.3g} {device}-hours per day"
-        cost = f"costs {cost}, {hours}, for {_lasted(straggler, now)}, {_since(straggler)}"
+        bound = "at most " if straggler.cost_is_bound else ""
+        cost = f"costs {bound}{cost}, {hours}, for {_lasted(straggler, now)}, {_since(straggler)}"
     return f"{straggler.who}, {format_cause(straggler.cause)}: {cost}. {straggler.evidence} {straggler.next_step}"
 
 
@@ -170,7 +172,7 @@ def cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
         sentence = f"{who} {goes_on} ({cause}) at {clock_time(_ns(now))}: {straggler.occurrence}."
     else:
         quick = "are as fast as their peers again" if several else "is as fast as its peers again"
-        over = "no longer slows the job" if straggler.cause in OF_NO_RANK else quick
+        over = "no longer slows the job" if straggler.cause in OF_NO_RANK or straggler.place == JOB else quick
         sentence = f"{who} {over} ({cause}) at {clock_time(_ns(now))}, after {_lasted(straggler, now)}."
     return LiveEvent(CLEARED, now, straggler.rank, straggler.host, sentence, replace(straggler))
 

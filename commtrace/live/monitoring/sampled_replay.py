@@ -23,6 +23,7 @@ from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.choice import Window
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
+from commtrace.analysis.stragglers.late_hosts import Launches, launches_of
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
@@ -158,6 +159,7 @@ class Priced:
     explained_ns: Mapping[int, float]  # excess in work that peers do as well
     phases: Mapping[int, str]  # the one phase in which the set of a slow rank is slow; empty if it is not one
     phase_texts: Mapping[int, str]  # the longer phases with numbers, if there are few slow ranks
+    launches: Mapping[int, Launches | None]  # how each slow rank launches its work; None if not known
     late: frozenset[int]  # slow ranks most of whose excess lies before their phases
     longer_inputs: tuple[LongerInput, ...] = ()  # replicas of slow ranks with longer input than others
     replica_of: Mapping[int, int] = field(default_factory=dict)  # place in data parallelism
@@ -219,6 +221,7 @@ def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, p
         explained_ns=_explained_ns(found),
         phases={rank: slow_phase(found.work, one) for one in slow for rank in one},
         phase_texts={rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
+        launches={rank: launches_of(found.work, rank, everybody) for rank in everybody},
         late=frozenset(rank for rank in everybody if launches_late(found.work, rank)),
         longer_inputs=inputs,
         replica_of=replica_of_ranks(work.run),

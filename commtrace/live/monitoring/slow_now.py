@@ -19,6 +19,7 @@ from commtrace.analysis.stragglers.evidence import (
     several_need_longer,
     several_pause_longer,
 )
+from commtrace.analysis.stragglers.late_hosts import LATE, Launches, least
 from commtrace.analysis.stragglers.microbatches import (
     SEQUENCES,
     evidence_of_longer_input,
@@ -51,6 +52,7 @@ class SlowNow:
     duration_ns: float  # of a step
     long_input: str | None = None  # the long microbatches, empty if all are; None if input is no cause
     phases: str = ""  # the longer ones with numbers, if steps were replayed
+    launches: Launches | None = None  # how its work was launched, if steps were replayed and it is known
 
     @property
     def cause(self) -> str:
@@ -62,11 +64,13 @@ class SlowNow:
 
 
 def cause_of(members: Sequence[SlowNow]) -> str:
-    """Return the kind of work with the largest excess, or longer input."""
+    """Return the kind of work with the largest excess, longer input, or late hosts."""
     if all(one.long_input is not None for one in members):
         return SEQUENCES
     excess = [sum(own) for own in zip(*(one.excess_ns_of for one in members), strict=True)]
-    return WORDS[excess.index(max(excess))]
+    cause = WORDS[excess.index(max(excess))]
+    launches = least(one.launches for one in members)
+    return LATE if cause == "compute" and launches is not None and launches.are_late else cause
 
 
 def sets_now(
@@ -120,7 +124,7 @@ def straggler_of(
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
     cause, earliest = cause_of(members), min((one.since for one in members), key=lambda since: since.time)
-    if cause == "compute" and are_throttled(devices):
+    if cause in ("compute", LATE) and are_throttled(devices):
         cause = THROTTLED
     elif cause == "compute" and phase:
         cause = phase
@@ -129,6 +133,9 @@ def straggler_of(
     evidence = f"{_evidence(places, place, cause, members)} {_waiting(members)}"
     if phase := CAUSES[cause].phase:
         evidence += f" {ONLY_PHASE.format(phase=phase)}"
+    launches = least(one.launches for one in members)
+    if launches is not None and (phase or cause in ("compute", LATE)) and (launched := launches.sentence(ranks)):
+        evidence += f" {launched}"
     if is_of_device(place, cause) and devices and devices[0] is not None:
         evidence += f" {device_sentence(devices[0], first.rank, len(members))}"
     return LiveStraggler(

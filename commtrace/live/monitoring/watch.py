@@ -22,6 +22,7 @@ from commtrace.analysis.stragglers.evidence import (
     one_pauses_longer,
     several_pause_longer,
 )
+from commtrace.analysis.stragglers.late_hosts import Launches
 from commtrace.analysis.stragglers.limits import (
     CLEARED_BELOW,
     LIVE,
@@ -72,6 +73,7 @@ class _Record:
     phase: str = ""  # the only slow phase in the newest replay; else empty
     phases: str = ""  # the longer phases with numbers, from the same replay
     launches_late: bool = False  # most of its excess there lies before its phases
+    launches: Launches | None = None  # of its work in the newest replay; None if not known
     long_inputs: deque[str | None] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_named: bool = False
     healthy_ns: float = np.nan  # its work when that was last normal
@@ -226,14 +228,16 @@ class Watch:
     def _suspect(self, record: _Record, table: _Table, index: int, report: WindowReport, now: float) -> None:
         if table.judged.is_slow[index]:
             since = self._in_window(report, now) if record.slow is None else record.slow.since
-            record.slow = replace(table.slow(index, since), long_input=record.long_input, phases=record.phases)
+            record.slow = replace(
+                table.slow(index, since), long_input=record.long_input, phases=record.phases, launches=record.launches
+            )
             record.suspected, record.unsuspected = record.suspected + 1, 0
         elif table.is_clear[index] or not record.is_named:
             record.unsuspected += 1
             if not record.is_named or record.unsuspected >= WINDOWS_TO_CLEAR:
                 record.suspected, record.slow, record.price, record.phase, record.is_named = 0, None, None, "", False
                 record.long_inputs.clear()
-                record.phases = ""
+                record.phases, record.launches = "", None
 
     def _in_window(self, report: WindowReport, now: float) -> Since:
         """Return the first step of a window, in one of whose steps something began."""
@@ -269,7 +273,8 @@ class Watch:
             record = self._records[rank]
             record.long_inputs.append(long_input.get(rank))
             record.phases = priced.phase_texts.get(rank, "")
-            record.slow = replace(one, long_input=record.long_input, phases=record.phases)
+            record.launches = priced.launches[rank]
+            record.slow = replace(one, long_input=record.long_input, phases=record.phases, launches=record.launches)
             record.price = priced.price(rank, one.excess_ns) or record.price
             record.phase, record.launches_late = priced.phases[rank], rank in priced.late
         return priced
@@ -358,6 +363,7 @@ class Watch:
             next_step=verdict.next_step,
             ranks=verdict.ranks,
             members=verdict.members[:MOST_MEMBERS],
+            cost_is_bound=verdict.cost_is_bound,
         ).beginning(self._in_window(min(reports, key=lambda report: report.first_step), now))
 
     def _listen(self, now: float) -> list[LiveEvent]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 # DataType.to_pandas_dtype would import pandas, too.
 _DTYPES: Final[Mapping[pa.DataType, type[np.generic]]] = {
     pa.int8(): np.int8,
+    pa.int16(): np.int16,
     pa.int32(): np.int32,
     pa.int64(): np.int64,
     pa.bool_(): np.bool_,
@@ -23,7 +24,7 @@ _DTYPES: Final[Mapping[pa.DataType, type[np.generic]]] = {
 
 
 def number_array(values: Sequence[int] | npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of int8, int32, int64 or bool.
+    """Return an array of int8, int16, int32, int64 or bool.
 
     Raises:
         pyarrow.ArrowInvalid: a value is no such number, or is too large for the type.

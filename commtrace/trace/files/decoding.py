@@ -24,7 +24,7 @@ from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace
 from commtrace.trace.selection import StepRange
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int32, Int64, Spans
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int16, Int32, Int64, Spans
 from commtrace.trace.topology import without_place
 
 _LATEST_NS: Final = 2**61
@@ -89,6 +89,8 @@ def decode(
     names: list[str] = []
     table = _together([part.table for part in tables])
     columns = {name: _column(table[name], name, names) for name in DTYPE_OF_COLUMN}
+    for name in ("start_lead_us", "end_lead_us"):
+        columns[name] = _lead_column(table[name], columns[name])
     spans = Spans(**columns)
     block = Block(tuple(part.metadata.rank for part in tables), bounds_of([len(part.table) for part in tables]), spans)
     _tell_exactness(block, table)
@@ -158,6 +160,11 @@ def _tell_exactness(block: Block, table: pa.Table) -> None:
         rank = block.per_row(np.arange(len(block.ranks)))
         starts = exact_starts(spans, rank, _is_unfinished(spans, table["detail"]))
         spans.start_exact[:] = np.where(is_start_told, spans.start_exact, starts)
+
+
+def _lead_column(column: pa.ChunkedArray, leads: Int16) -> Int16:
+    """Return the leads, unknown where the recording does not say them."""
+    return np.where(_is_valid(column), leads, np.int16(schema.UNKNOWN_LEAD)) if column.null_count else leads
 
 
 def _is_unfinished(spans: Spans, detail: pa.ChunkedArray) -> Bool:

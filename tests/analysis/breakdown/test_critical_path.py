@@ -106,7 +106,7 @@ def test_a_path_of_a_pipeline_goes_from_stage_to_stage() -> None:
     ]
 
 
-def test_what_an_overlapped_transfer_hides_is_not_on_the_path() -> None:
+def test_time_hidden_by_an_overlapped_transfer_is_not_on_the_path() -> None:
     """Both launch the reduction at 20 and 25 and compute on to 40; it lasts to 70."""
     rows = {}
     for rank, launched in enumerate([20, 25]):
@@ -145,7 +145,7 @@ def test_a_step_that_begins_late_on_the_awaited_rank_has_what_that_rank_did_befo
     assert path_of(rows)[:2] == [Piece(0, 20, 1, "checkpoint"), Piece(20, 30, 1, "forward")]
 
 
-def test_what_was_not_matched_is_unknown_and_not_guessed() -> None:
+def test_unmatched_communication_is_unknown_and_not_guessed() -> None:
     rows = reduced(rank_0_arrives=60, rank_1_arrives=90)
     del rows[1][4:6]
 
@@ -293,7 +293,7 @@ def test_the_order_of_rows_means_nothing(job: Job) -> None:
     assert paths_of(shuffled, steps) == paths_of(run, steps)
 
 
-def test_of_kernels_the_path_is_what_no_kernel_hides() -> None:
+def test_the_critical_path_of_kernels_is_the_time_that_no_kernel_hides() -> None:
     """Two devices compute until 40 and 70; they reduce behind that, until 90, and compute on until 100."""
     rows = {}
     for rank, computes in enumerate([40, 70]):

@@ -29,7 +29,7 @@ def test_a_union_holds_the_points_of_its_intervals_in_disjoint_pieces(pairs: lis
 
 
 @given(intervals, points)
-def test_what_lies_before_an_instant_is_counted(pairs: list[tuple[int, int]], instant: int) -> None:
+def test_time_before_an_instant_is_counted(pairs: list[tuple[int, int]], instant: int) -> None:
     held = {point for start, end in pairs for point in range(start, end)}
     assert union(*columns(pairs)).before(np.array([instant])) == [sum(point < instant for point in held)]
 

@@ -95,7 +95,7 @@ def test_tables_of_some_steps_and_of_later_ones_add_up() -> None:
     assert [row.name for row in whole] == ["head", "layers.*"]
 
 
-def test_very_many_steps_are_told_to_half_a_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_steps_are_shown_to_half_a_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         row
         for step in range(8)

@@ -58,7 +58,7 @@ def test_a_span_of_the_user_on_the_host_lane_says_nothing_about_the_compute_lane
     assert states(divide(make_run({0: rows}))) == {"other": 100}
 
 
-def test_what_holds_up_the_lane_is_believed_before_what_was_to_run_on_it() -> None:
+def test_the_cause_of_a_stall_takes_precedence_over_the_work_behind_it() -> None:
     """gc > stall > checkpoint > data > evaluation > phases: each covers the one before it by half."""
     message = collective("all_reduce", DATA_PARALLEL, 0, 40, 60, id=1)
     rows = [

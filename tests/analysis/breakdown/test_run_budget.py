@@ -92,7 +92,7 @@ def test_the_job_is_the_mean_of_ranks_that_all_have_the_same_wall_time() -> None
     assert budget.job.wall_ns == 11
 
 
-def test_what_was_not_recorded_is_not_called_a_start() -> None:
+def test_time_that_was_not_recorded_is_not_called_a_start() -> None:
     run = attempt({0: steps(10, start=50, length=10)}, 0, last_ns=60, began_ns=0)
     recording = Topology(recording={"steps": "10:11"}, process_start_ns=0)
     run = replace(run, ranks={0: replace(run.ranks[0], topology=recording)})

@@ -18,7 +18,7 @@ def test_few_rows_all_stay() -> None:
     assert least_power(np.arange(9), 10) == 0
 
 
-def test_of_many_rows_every_second_fourth_or_eighth_stays() -> None:
+def test_many_rows_are_thinned_to_every_second_fourth_or_eighth() -> None:
     assert least_power(np.arange(10), 10) == 1
     assert least_power(np.arange(100), 13) == 4
     assert np.flatnonzero(multiples(np.arange(10), 2)).tolist() == [0, 4, 8]

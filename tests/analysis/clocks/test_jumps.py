@@ -31,7 +31,7 @@ def test_offsets_and_drifts_of_8_to_512_ranks_are_recovered(hosts: int, ranks_pe
 
 
 @pytest.mark.parametrize(("hosts", "ranks_per_host"), [(2, 8), (64, 8)])
-def test_of_16_and_of_512_ranks_a_clock_that_was_stepped_is_followed(hosts: int, ranks_per_host: int) -> None:
+def test_a_stepped_clock_is_followed_with_16_and_with_512_ranks(hosts: int, ranks_per_host: int) -> None:
     clocks = random_clocks(hosts, seed=hosts)
     clocks[1] = TrueClock(clocks[1].offset_ns, clocks[1].drift_ppm, 50 * SECOND, -3 * MILLISECOND)
     job = ClockJob(clocks, ranks_per_host, seconds=100, seed=hosts)
@@ -62,7 +62,7 @@ def test_a_clock_that_was_stepped_is_followed(stepped: int, size_ns: int) -> Non
         ({0: (-1.0, 4.0), 3: (3.0, 6.0)}, 0.0),
     ],
 )
-def test_what_a_clock_showed_twice_is_told_apart_by_the_steps_of_training(
+def test_times_that_a_clock_showed_twice_are_distinguished_by_the_steps_of_training(
     jumps: dict[int, tuple[float, float]], wrong: float
 ) -> None:
     assert share_off(120, jumps) <= wrong
@@ -75,7 +75,7 @@ def test_a_step_is_found_in_short_runs_too(steps: int, seconds: float) -> None:
     assert share_off(steps, {1: (seconds, steps * 0.09)}) <= 0.01
 
 
-def test_what_looks_like_a_small_step_hides_no_large_one() -> None:
+def test_a_small_step_of_a_clock_hides_no_large_one() -> None:
     """Of few readings, some of them late, two in a row can seem to lie 0.1 ms higher, just before a step of 40 ms."""
     job = Job(pp=4, dp=4, microbatches=4, steps=12, gpus_per_host=4, seed=0, outliers=0.01, missing=0.01)
     clocks = dict(synthetic_clocks(job.hosts, wall_error_ns=10 * SECOND, drift_ppm=100, seed=0))
@@ -129,7 +129,7 @@ def _in_order(spans: Spans) -> Spans:
     return spans.take(np.lexsort(keys))
 
 
-def test_of_two_hosts_the_other_than_the_reference_is_taken_to_have_been_stepped() -> None:
+def test_with_two_hosts_the_one_that_is_not_the_reference_counts_as_stepped() -> None:
     job = ClockJob([TrueClock(), TrueClock(3 * SECOND, 50, 200 * SECOND, 5 * MILLISECOND)], ranks_per_host=4)
     run = job.run()
     alignment = align(run)
@@ -223,7 +223,7 @@ def test_a_step_is_found_where_cores_are_scarce_too(size_ns: int) -> None:
         assert step.size_ns == pytest.approx(size_ns, abs=5 * MILLISECOND + abs(size_ns) * 1e-3)
 
 
-def test_what_no_drift_brings_together_contradicts_itself() -> None:
+def test_bounds_that_no_drift_fits_are_a_contradiction() -> None:
     """Bounds of ±10 around a line of 100 ppm do not; around a line with a jump by 50 they do, by 30."""
     time = np.arange(0.0, 1e6, 1e4)
     line = time * 1e-4
@@ -291,12 +291,12 @@ def line(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("count", [20, 30, 60, 300])
-def test_where_nothing_jumps_nothing_is_found(count: int) -> None:
+def test_no_jump_is_found_in_steady_clocks(count: int) -> None:
     assert [change_points(*line(count, seed)) for seed in range(40)] == [[]] * 40
 
 
 @pytest.mark.parametrize("bursts", [5, 8, 20])
-def test_where_nothing_jumps_nothing_is_found_in_bursts_of_readings(bursts: int) -> None:
+def test_no_jump_is_found_in_bursts_of_readings_of_steady_clocks(bursts: int) -> None:
     """Four readings within 2 ms at the end of each step of 200 ms."""
     for seed in range(100):
         random = np.random.default_rng(seed)

@@ -60,7 +60,7 @@ def test_calls_of_bounds_are_apart_from_those_of_exact_times() -> None:
     assert {key.is_bound: own.busbw_gbps.median() for key, own in found.bins.items()} == {False: 2.0, True: 4.0}
 
 
-def test_what_is_quicker_than_the_clocks_error_between_nodes_is_left_out() -> None:
+def test_calls_quicker_than_the_clocks_error_between_nodes_are_left_out() -> None:
     rows = reduces([1_024, 1_024], [512, 100])
     run = make_run({0: rows, 1: rows}, [PAIR], nodes={0: "a", 1: "b"})
     found = measured(run, residual_ns=200)

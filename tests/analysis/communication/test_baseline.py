@@ -126,7 +126,7 @@ def test_groups_that_were_measured_at_the_same_time_are_told_apart_and_so_are_tw
     assert found.by_group() == [tuple(one), tuple(other), tuple(both)]
 
 
-def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_none_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     content = baseline(measured(MIB, 1_000)).to_json()
     path.write_text(json.dumps(content)[:200])

@@ -53,7 +53,7 @@ def test_sums_of_two_parts_are_those_of_the_whole(count: int, seed: int, random:
     assert found(parts[0] + parts[1]) == found(summed(calls))
 
 
-def test_of_an_uneven_all_to_all_only_what_goes_to_others_moves() -> None:
+def test_an_uneven_all_to_all_moves_only_what_goes_to_other_ranks() -> None:
     calls = made(3, 0)
     columns = {
         "name": np.array([ALL_TO_ALL, ALL_TO_ALL, 0]),

@@ -45,7 +45,7 @@ def test_a_message_is_of_the_link_from_its_sender_to_its_receiver() -> None:
     assert links_of(exchange({(0, 1): MIB, (1, 0): 2 * MIB})) == [link("a", "b", 1.0), link("b", "a", 0.5)]
 
 
-def test_messages_that_are_small_or_few_say_nothing_of_a_link() -> None:
+def test_messages_that_are_small_or_few_say_nothing_about_a_link() -> None:
     assert links_of(exchange({(0, 1): MIB}, num_bytes=MIB - 1)) == []
     assert links_of(exchange({(0, 1): MIB}, calls=2)) == []
 
@@ -99,7 +99,7 @@ def test_the_only_pair_of_nodes_is_compared_with_what_passes_within_them() -> No
         max_size=25,
     )
 )
-def test_what_is_usual_is_the_upper_quartile_of_the_others(links: list[Link]) -> None:
+def test_the_usual_time_is_the_upper_quartile_of_the_others(links: list[Link]) -> None:
     expected = []
     for number, one in enumerate(links):
         others = [
@@ -128,7 +128,7 @@ def test_no_link_is_named(links: list[Link]) -> None:
 
 
 @pytest.mark.parametrize("column", ["start_exact", "end_exact"])
-def test_bounds_say_nothing_of_a_link(column: str) -> None:
+def test_bounds_say_nothing_about_a_link(column: str) -> None:
     """Of four messages from a to b one seems to take four times as long."""
     run = exchange({(0, 1): MIB}, calls=4)
     spans = run.ranks[1].spans

@@ -93,7 +93,7 @@ def test_a_network_is_fast_enough_where_it_carries_what_is_needed(gbps: float, s
     assert (row.busbw_gbps > row.needed_busbw_gbps) == hides == (transfer < compute)
 
 
-def test_what_is_hidden_needs_no_other_bandwidth() -> None:
+def test_hidden_communication_needs_no_other_bandwidth() -> None:
     rows = {
         rank: step(span("forward", 0, 600, step=0), collective("all_reduce", PAIR, 0, 100, 300, id=1, bytes=1_200))
         for rank in (0, 1)
@@ -175,14 +175,14 @@ def by_size(run: Run) -> dict[tuple[str, tuple[int, int] | None], tuple[int, int
     return {(row.operation, row.size): (row.count, row.exposed_ns) for row in rows}
 
 
-def test_what_was_stood_still_for_has_the_size_of_its_call() -> None:
+def test_a_stall_has_the_size_of_its_call() -> None:
     small = collective("all_reduce", PAIR, 0, 0, 100, id=1, bytes=8)
     large = collective("all_reduce", PAIR, 1, 100, 900, id=2, bytes=4_096)
     run = make_run({0: step(small, stall(small, 10, 100), large, stall(large, 300, 900))}, [PAIR], world_size=2)
     assert by_size(run) == {("all_reduce", (8, 16)): (1, 90), ("all_reduce", (4_096, 8_192)): (1, 600)}
 
 
-def test_what_was_stood_still_for_a_bracket_has_the_size_of_the_whole() -> None:
+def test_a_stall_on_a_bracket_has_the_size_of_the_whole() -> None:
     members = [collective("all_reduce", PAIR, 0, 0, 100, op_in_seq=index, bytes=600, id=index) for index in (0, 1)]
     run = make_run({0: step(*members, stall(members[1], 10, 100))}, [PAIR], world_size=2)
     assert by_size(run) == {("all_reduce", (1_024, 2_048)): (1, 90)}
@@ -220,7 +220,7 @@ def test_unmatched_calls_divide_by_their_duration_and_say_so() -> None:
     ],
     ids=["barrier", "group of one", "no time"],
 )
-def test_where_there_is_no_bandwidth_none_is_told(row: Row, where: Group) -> None:
+def test_operations_without_a_bandwidth_show_none(row: Row, where: Group) -> None:
     run = make_run({0: step(row)}, [where], world_size=2)
     (found,) = table(run).values()
     assert (found.algbw_gbps, found.busbw_gbps, found.bandwidth_time) == (None, None, None)
@@ -291,7 +291,7 @@ def test_messages_count_on_both_sides() -> None:
     }
 
 
-def test_what_the_table_exposes_is_what_the_partition_exposes() -> None:
+def test_the_table_exposes_as_much_as_the_partition() -> None:
     run = PipelineJob(3, 5, data_parallel=2, transfer_ns=1_000, all_reduce_ns=70_000, extra_forward_ns={2: 900}).run()
     matches, roles = match(run), find_roles(run)
     parts = partition(run, matches, roles)
@@ -377,7 +377,7 @@ def test_exact_calls_with_half_of_the_bytes_stand_for_all() -> None:
     assert (row.duration_p50_ns, row.durations_are_bounds) == (100, False)
 
 
-def test_of_bounds_alone_the_rates_are_lower_bounds_and_say_so() -> None:
+def test_rates_from_bounds_alone_are_marked_as_lower_bounds() -> None:
     row = table(in_flight((False, True), (True, False)))["dp", "all_reduce"]
 
     assert (row.busbw_gbps, row.bandwidth_is_bound) == (12.0, True)

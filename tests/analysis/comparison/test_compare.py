@@ -75,7 +75,7 @@ def test_a_state_that_one_run_lacks_took_no_time_in_it() -> None:
     assert State(OTHER) not in comparison.parts
 
 
-def test_where_ranks_are_missing_on_one_side_it_is_unknown_what_of_a_stall_is_transfer() -> None:
+def test_transfer_is_unknown_in_a_comparison_where_ranks_are_missing_on_one_side() -> None:
     whole = job()
     some = replace(whole, ranks={0: whole.ranks[0]})
     comparison = compared(whole, some)
@@ -94,7 +94,7 @@ def test_too_few_steps_cannot_be_judged() -> None:
     assert not comparison.is_slower(0.05)
 
 
-def test_versions_environment_and_layout_that_differ_are_told() -> None:
+def test_versions_environment_and_layout_that_differ_are_reported() -> None:
     after = job(parallel={"dp": 2})
     ranks = {
         rank: replace(

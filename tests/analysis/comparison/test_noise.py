@@ -39,7 +39,7 @@ def test_runs_that_agree_by_luck_leave_the_noise_of_their_steps() -> None:
 
 
 @pytest.mark.parametrize("runs", [2, 3, pytest.param(6, marks=pytest.mark.thorough)])
-def test_of_several_runs_chance_is_called_real_about_once_in_twenty(runs: int) -> None:
+def test_chance_between_several_runs_is_called_real_about_once_in_twenty(runs: int) -> None:
     random = np.random.default_rng(runs)
 
     def side() -> list[np.ndarray]:

@@ -72,7 +72,7 @@ def test_a_command_of_one_step_is_compared_as_a_whole() -> None:
     assert overhead.step_time.ratio.median == pytest.approx(1.1)
 
 
-def test_ranks_that_stamped_on_one_side_only_say_nothing_of_memory() -> None:
+def test_ranks_that_stamped_on_one_side_only_say_nothing_about_memory() -> None:
     without, recorded = run(10, ranks=1), run(11, ranks=1)
     recorded = replace(recorded, ranks=[replace(rank, rank=3) for rank in recorded.ranks])
     overhead = summarise_overhead([(without, recorded)])
@@ -80,7 +80,7 @@ def test_ranks_that_stamped_on_one_side_only_say_nothing_of_memory() -> None:
     assert (overhead.clock, overhead.memory_bytes) == ("optimizer", None)
 
 
-def test_its_json_is_what_the_schema_says() -> None:
+def test_its_json_matches_the_schema() -> None:
     pairs = [(run(10), run(11, steps=24, spans=2400, num_bytes=24_000, dropped={"p2p": 1}))] * 2
     for overhead in (summarise_overhead(pairs), summarise_overhead([(run(10, ranks=0), run(11, ranks=0))])):
         assert list(errors("bench", {"command": ["torchrun", "train.py"], **overhead.to_json()})) == []

@@ -18,7 +18,7 @@ TP = group("tp", 0, 1)
 WORLD = group("world", 0, 1, 2)
 
 
-def test_of_ranks_that_were_killed_the_one_that_stopped_first_is_told() -> None:
+def test_the_first_killed_rank_to_stop_is_named() -> None:
     rows = {0: done({TP: 5}), 1: done({TP: 5})}
     broken = (
         "The files of ranks 0–1 break off: killed, a crash below Python, or a directory that could not be written any "
@@ -73,7 +73,7 @@ def job_of_three(exceptions: Mapping[int, str], cut_off: Sequence[int], frames: 
     return replace(run, ranks=ranks)
 
 
-def test_who_raised_by_itself_failed_before_those_whose_communication_did() -> None:
+def test_a_rank_that_raised_by_itself_failed_before_ranks_whose_communication_failed() -> None:
     """And before rank 0, which the launcher killed."""
     run = job_of_three({1: "RuntimeError", 2: "ValueError"}, cut_off=[1], frames={2: "train.py:31 <module>"})
     assert [*examine(run, now_ns=NOW_NS).findings] == [
@@ -85,7 +85,7 @@ def test_who_raised_by_itself_failed_before_those_whose_communication_did() -> N
     ]
 
 
-def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_not_fail() -> None:
+def test_a_killed_rank_whose_communication_did_not_fail_failed_first() -> None:
     diagnosis = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=(0, 1))
     assert diagnosis.findings[0] == (
@@ -95,7 +95,7 @@ def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_
     )
 
 
-def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
+def test_two_killed_ranks_are_both_named_when_nothing_distinguishes_them() -> None:
     diagnosis = examine(job_of_three({1: "RuntimeError"}, cut_off=[1]), now_ns=NOW_NS)
     assert diagnosis.findings[0] == (
         "Failed first: one of ranks 0, 2, whose files break off; which, the launcher's log says (torchrun: \"first "
@@ -103,7 +103,7 @@ def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
     )
 
 
-def test_who_was_gone_when_communication_failed_died_before_those_that_the_launcher_killed() -> None:
+def test_a_rank_that_was_gone_when_communication_failed_died_before_ranks_killed_by_the_launcher() -> None:
     run = job_of_three({1: "RuntimeError"}, cut_off=[1])
     run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(PeerLook(0, (2,)), PeerLook(1, (0,))))})
     assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((2,), raised=False, cut_off=(1,))
@@ -127,7 +127,9 @@ def seen_by(run: Run, looks: Mapping[int, tuple[tuple[int, ...], ...]]) -> Run:
         pytest.param({1: ((2,),), 2: ((0,),)}, [0, 2], id="they do not agree"),
     ],
 )
-def test_whom_the_others_saw_end_first(looks: Mapping[int, tuple[tuple[int, ...], ...]], first: list[int]) -> None:
+def test_the_first_rank_that_its_peers_saw_end_is_named(
+    looks: Mapping[int, tuple[tuple[int, ...], ...]], first: list[int]
+) -> None:
     diagnosis = examine(seen_by(job_of_three({1: "RuntimeError"}, cut_off=[1]), looks), now_ns=NOW_NS)
     assert diagnosis.first_failure is not None
     assert (diagnosis.first_failure.ranks, diagnosis.first_failure.together) == (tuple(first), False)
@@ -232,14 +234,14 @@ def test_a_job_that_hung_was_ended_for_that_whoever_went_first(last: Mapping[int
     assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 2."
 
 
-def test_who_died_and_was_waited_for_until_the_launcher_came_failed_first() -> None:
+def test_a_dead_rank_that_others_waited_for_until_the_launcher_came_failed_first() -> None:
     waiting = {rank: [flight(WORLD, 5, since=96)] for rank in (0, 1)}
     looks = {0: (PeerLook(0, (2,)), PeerLook(12 * MS, ()))}
     diagnosis = examine(broken_off(looks, in_flight=waiting, last={2: 95}), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=())
 
 
-def test_who_ended_in_order_and_left_the_others_alone_is_told() -> None:
+def test_a_rank_that_ended_in_order_and_left_the_others_waiting_is_named() -> None:
     run = job_of_three({1: "RuntimeError"}, cut_off=[1])
     run = replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], closed=True)})
     diagnosis = examine(run, now_ns=NOW_NS)
@@ -298,7 +300,7 @@ def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_brok
         ("RuntimeError", "/venv/torch/nn/modules/linear.py:9 forward"),
     ],
 )
-def test_what_no_lost_peer_raises_failed_first(exception: str, frame: str) -> None:
+def test_an_exception_that_no_lost_peer_raises_failed_first(exception: str, frame: str) -> None:
     diagnosis = examine(job_of_two(exception, frame), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((1,), raised=True, cut_off=())
 

@@ -12,7 +12,7 @@ from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.factory import collective, group
 
 
-def test_what_each_rank_had_enqueued_and_from_where() -> None:
+def test_each_rank_shows_its_last_enqueued_call_and_its_place() -> None:
     diagnosis = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 5)])
 
     assert diagnosis.flight_recorder is not None

@@ -75,7 +75,7 @@ def test_a_short_wait_is_none() -> None:
     assert findings(run_at([in_call("new_group"), PREPARES], 10), 10) == []
 
 
-def test_ranks_of_which_none_has_begun_are_told_with_their_places() -> None:
+def test_ranks_of_which_none_has_begun_are_reported_with_their_places() -> None:
     assert findings(run_at([PREPARES, PREPARES])) == [
         "No rank has begun a step or communicated: no progress for 40 s. They are: ranks 0–1 at /job/data.py:9 read."
     ]

@@ -73,7 +73,7 @@ def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])
-def test_who_leaves_a_collective_with_a_root_shows_nothing_of_the_others(operation: str) -> None:
+def test_leaving_a_collective_with_a_root_proves_nothing_about_the_other_ranks(operation: str) -> None:
     rows = {rank: [{**row, "name": operation} for row in done({TP: count})] for rank, count in {0: 50, 1: 41}.items()}
     run = stopped_run(rows, [TP], in_flight={0: [flight(TP, 50, operation=operation)]})
     assert find_arrivals(run)[1].arrived == {TP.id: 41}
@@ -129,7 +129,7 @@ def test_a_process_that_lives_and_writes_nothing_holds_the_lock_of_the_interpret
         ),
     ],
 )
-def test_a_rank_that_left_its_stack_is_told_with_its_place(process: str | None, why: str) -> None:
+def test_a_rank_that_left_its_stack_is_reported_with_its_place(process: str | None, why: str) -> None:
     run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, last={1: 80})
     left = replace(run.ranks[1], stack=("/usr/lib/python3.12/re.py:3 match", "/job/train.py:12 main"))
     run = replace(run, ranks={**run.ranks, 1: left})
@@ -139,7 +139,7 @@ def test_a_rank_that_left_its_stack_is_told_with_its_place(process: str | None, 
     assert diagnosis.first_failure is None
 
 
-def test_the_first_communication_of_a_group_says_nothing_of_how_long_one_takes() -> None:
+def test_the_first_communication_of_a_group_says_nothing_about_how_long_one_takes() -> None:
     """It waits until all have started."""
     first, *later = done({TP: 5})
     rows = [{**first, "end": first["start"] + 30 * SECOND}, *later]
@@ -211,7 +211,7 @@ def test_an_operation_that_nobody_asked_for_again_is_none_that_hangs() -> None:
     assert stops_of(run) == []
 
 
-def test_on_a_device_a_rank_has_arrived_when_its_stream_has() -> None:
+def test_a_rank_on_a_device_has_arrived_when_its_stream_has() -> None:
     run = stopped_run(
         {0: done({TP: 5}), 1: done({TP: 5})},
         [TP],
@@ -241,7 +241,7 @@ def test_the_chain_leads_through_other_groups_to_its_root() -> None:
     assert any("because it is inside seq 3 of the dp group" in sentence for sentence in diagnosis.hang.sentences)
 
 
-def test_members_that_called_different_operations_are_told_with_what_and_where() -> None:
+def test_members_that_called_different_operations_are_reported_with_what_and_where() -> None:
     run = stopped_run(
         {rank: done({WORLD: 5}) for rank in range(3)},
         [WORLD],
@@ -303,7 +303,7 @@ def test_a_wait_in_a_deadlock_is_not_called_usual() -> None:
     assert diagnosis.notes == ()
 
 
-def test_what_is_only_under_way_makes_no_deadlock() -> None:
+def test_messages_under_way_make_no_deadlock() -> None:
     """Rank 1 has launched something that it does not wait for: it is busy elsewhere, and the root."""
     chains = chains_of(circle(blocking=False))
     assert chains.cycles == ()
@@ -376,7 +376,7 @@ def test_a_normal_end_is_healthy() -> None:
     assert diagnosis.hang.stops == ()
 
 
-def test_ranks_that_ended_after_unequally_many_are_told() -> None:
+def test_ranks_that_ended_after_unequally_many_are_reported() -> None:
     run = stopped_run({0: done({TP: 6}), 1: done({TP: 5})}, [TP], closed=[0, 1])
     assert [*examine(run, now_ns=NOW_NS).findings] == [
         "Rank 0 called seq 5 of the tp group of ranks 0–1; rank 1 never did."
@@ -407,7 +407,7 @@ def test_a_running_job_may_take_its_time_over_the_first_communication() -> None:
     assert [stop.kind for stop in stops_of(run)] == ["hung"]
 
 
-def test_in_a_running_job_a_message_is_waited_for_too_long_by_those_that_came_before_it() -> None:
+def test_a_late_message_in_a_running_job_is_reported_for_the_ranks_that_arrived_before_it() -> None:
     received = [
         p2p("recv", PAIR, 1, seq, seq * SECOND, seq * SECOND + took, id=seq)
         for seq, took in enumerate((9 * SECOND, 1_000_000, 2_000_000))

@@ -38,7 +38,7 @@ def test_rows_and_drops_are_added_up_over_the_ranks() -> None:
     }
 
 
-def test_what_was_captured_in_parts_adds_up() -> None:
+def test_captured_rows_of_two_runs_add_up() -> None:
     some, more = (
         Captured({"step": 1}, frozenset({"dp"}), {}),
         Captured({"gc": 2, "step": 3}, frozenset({"tp", "dp"}), {}),
@@ -56,7 +56,7 @@ def test_a_dimension_that_must_communicate_and_was_not_heard_is_not_visible() ->
     assert "unknown" in sentence
 
 
-def test_paths_that_an_integration_found_are_told_once() -> None:
+def test_paths_that_an_integration_found_are_reported_once() -> None:
     run = make_run({0: [], 1: []}, topology={"not_visible": ["DeepEP"]})
     assert coverage(run)["not_visible"] == ["DeepEP"]
 
@@ -86,12 +86,12 @@ def test_numbers_that_are_missing_are_told_as_ranges() -> None:
     assert seen(stopped_run({0: rows}, [TP])) == Seen(0, 1, 19, 15, 0, 5, ((0, 0), (5, 7), (12, 12)), 0)
 
 
-def test_what_was_launched_and_is_not_there_is_missing_at_the_end() -> None:
+def test_launched_calls_without_a_row_are_missing_at_the_end() -> None:
     run = stopped_run({0: done({TP: 4})}, [TP], activities={0: activity(collectives={str(TP.id): 7})})
     assert seen(run) == Seen(0, 0, 3, 4, 0, 3, ((4, 6),))
 
 
-def test_what_others_came_out_of_is_unwritten_of_a_rank_whose_files_break_off() -> None:
+def test_a_call_that_others_completed_is_unwritten_in_files_that_break_off() -> None:
     """Rank 1 came out of 7, the last but one, so rank 0 had called that."""
     rows = {0: done({TP: 4}), 1: done({TP: 9})}
     assert seen(stopped_run(rows, [TP])) == Seen(0, 0, 3, 4, 0, 0, (), unwritten=4)
@@ -108,7 +108,7 @@ def test_messages_that_others_received_are_unwritten_of_a_rank_whose_files_break
     assert [*covered.messages] == [Seen(0, None, None, 2, 0, 0, (), unwritten=3), Seen(1, None, None, 5, 0, 0, (), 0)]
 
 
-def test_what_is_in_flight_is_not_missing() -> None:
+def test_calls_in_flight_are_not_missing() -> None:
     run = stopped_run({0: done({TP: 4})}, [TP], in_flight={0: [flight(TP, 4)]})
     assert seen(run) == Seen(0, 0, 3, 4, 1, 0, (), 0)
 

@@ -129,7 +129,7 @@ def test_a_group_that_nobody_described_is_incomplete() -> None:
         ({}, False),
     ],
 )
-def test_participants_that_disagree_are_told(difference: Row, mismatched: bool) -> None:
+def test_participants_that_disagree_are_reported(difference: Row, mismatched: bool) -> None:
     one = collective("all_reduce", PAIR, 0, 0, 5)
     sparse = {name: value for name, value in difference.items() if name == "self_bytes"}
     run = make_run({0: [{**one, **sparse}], 1: [{**one, **difference}]}, [PAIR])

@@ -89,7 +89,7 @@ def test_a_sentence_says_what_was_replayed(graphed: Path) -> None:
     assert in_doctor.calls == replays.calls
 
 
-def test_who_waits_inside_of_replays_is_not_judged(tmp_path: Path) -> None:
+def test_a_rank_that_waits_inside_graph_replays_is_not_judged(tmp_path: Path) -> None:
     abstentions = summarise(write_run(tmp_path, is_graphed=True, steps=12)).abstentions
 
     assert any(sentence.startswith("80% of the step is replayed from CUDA graphs") for sentence in abstentions)
@@ -211,7 +211,7 @@ def test_doctor_says_how_many_are_stamped_and_why_others_are_not(tmp_path: Path)
     assert {rank.part("replay") for rank in summarise(tmp_path).ranks} == {80 * MS}
 
 
-def test_what_was_overwritten_is_told(tmp_path: Path) -> None:
+def test_overwritten_replays_are_reported(tmp_path: Path) -> None:
     write_run(tmp_path, is_graphed=True, waits_ms={0: (10, 10, 10)})
 
     (replays,) = examine(tmp_path, now_ns=0).coverage.replays

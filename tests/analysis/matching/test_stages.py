@@ -133,7 +133,7 @@ def test_a_group_of_several_stages_makes_them_no_peers() -> None:
     assert classes_of(flows) == {0: 0, 1: 1, 2: 2}
 
 
-def test_what_feeds_a_rank_that_was_not_recorded_is_unknown() -> None:
+def test_traffic_of_a_rank_that_was_not_recorded_is_unknown() -> None:
     """Of a rank whose place is not known nobody is a peer, though it shares a group."""
     gradients = 3
     flows = {1: Flow(0, (gradients,)), 3: Flow(2, (gradients,)), 5: Flow(-1, (4,))}

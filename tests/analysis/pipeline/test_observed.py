@@ -30,7 +30,7 @@ def pipeline_of(run: Run) -> Pipeline:
     return pipeline
 
 
-def test_of_a_stage_only_ranks_count_of_which_it_is_known_what_they_waited_for() -> None:
+def test_a_stage_counts_only_ranks_whose_waits_are_known() -> None:
     """Rank 2, the other stage of rank 0, was not recorded: rank 0 seems to have waited for nobody."""
     run = synthesize(Job(pp=2, dp=2, microbatches=4, steps=4, jitter=0.0)).run
     whole = pipeline_of(run).per_stage
@@ -58,7 +58,7 @@ def test_nothing_depends_on_where_the_clocks_begin(shift_ns: int) -> None:
     assert pipeline_of(run).drain_fraction_of_step > 0
 
 
-def test_where_of_no_rank_of_a_stage_it_is_known_that_is_told() -> None:
+def test_a_stage_without_any_rank_with_known_waits_is_reported() -> None:
     run = synthesize(Job(pp=2, dp=2, microbatches=4, steps=4, jitter=0.0)).run
     ends_only = replace(run, ranks={rank: run.ranks[rank] for rank in (0, 3)})
 
@@ -172,7 +172,7 @@ def test_transfers_between_stages_have_their_own_part() -> None:
     assert first.variation_ns == first.imbalance_ns == 0
 
 
-def test_where_forwards_overlap_their_time_is_work_once() -> None:
+def test_overlapping_forwards_count_as_work_once() -> None:
     """Each forward is seen to end half a millisecond late: in the next one, in a stall, in a backward."""
     job = PipelineJob(2, 4)
     run = job.run()
@@ -279,7 +279,7 @@ def test_both_parts_of_a_backward_are_one() -> None:
         (["FF", "FF"], 1, "without a backward"),
     ],
 )
-def test_what_is_not_recognised_is_said(orders: list[str], chunks: int, reason: str) -> None:
+def test_an_unknown_schedule_says_why(orders: list[str], chunks: int, reason: str) -> None:
     schedule = recognise([[f"{letter}0" for letter in order] for order in orders], chunks)
 
     assert schedule.name == "unknown"

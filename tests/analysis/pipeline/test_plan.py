@@ -25,7 +25,7 @@ def plan(run: Run) -> Plan:
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "step_ms"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])
-def test_1f1b_takes_what_the_formula_says(stages: int, microbatches: int, step_ms: int) -> None:
+def test_1f1b_takes_as_long_as_the_formula_gives(stages: int, microbatches: int, step_ms: int) -> None:
     found = plan(PipelineJob(stages, microbatches).run())
     assert found.duration_ns == step_ms * MS
     assert [len(rank.start_ns) for rank in found.ranks] == [2 * microbatches] * stages
@@ -63,7 +63,7 @@ def test_a_run_without_stages_has_no_plan() -> None:
     assert plan_of(run, build_program(run, match(run))) is None
 
 
-def test_as_a_timeline_every_instant_is_work_or_bubble() -> None:
+def test_every_instant_of_the_plans_timeline_is_work_or_bubble() -> None:
     run = PipelineJob(4, 8).run()
     found = plan(run)
     timeline = plan_timeline(run, found)

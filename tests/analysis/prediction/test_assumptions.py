@@ -167,7 +167,7 @@ def test_what_two_stages_cannot_tell_is_no_certainty(changes: dict[str, Any], pa
     assert f"{part} (not known: too few stages to compare)" in answer.left_out
 
 
-def test_one_step_says_nothing_of_how_steps_scatter_and_one_microbatch_nothing_of_others() -> None:
+def test_one_step_says_nothing_about_how_steps_scatter_and_one_microbatch_nothing_of_others() -> None:
     noisy = synthesize(Job(pp=STAGES, microbatches=1, steps=6, layers=16)).run
 
     answer = predict(analyse(noisy, "4"), Changes(schedule="1f1b", microbatches=4)).prediction

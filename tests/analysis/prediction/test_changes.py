@@ -37,13 +37,13 @@ def test_latency_is_a_factor_a_time_or_a_difference(text: str, change: LatencyCh
 
 
 @pytest.mark.parametrize("text", ["tp", "tp=", "=2x", "tp=fast", "tp=0x", "tp=1.2.3x", "dp=100Gb/s"])
-def test_what_is_no_bandwidth_is_refused(text: str) -> None:
+def test_a_text_that_is_no_bandwidth_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--bandwidth"):
         BandwidthChange.parse(text)
 
 
 @pytest.mark.parametrize("text", ["pp=5", "pp=+5x", "pp=5 minutes", "pp=..us"])
-def test_what_is_no_latency_is_refused(text: str) -> None:
+def test_a_text_that_is_no_latency_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--latency"):
         LatencyChange.parse(text)
 

@@ -194,7 +194,7 @@ def test_a_run_that_lacks_ranks_is_refused() -> None:
         predicted(replace(run, ranks=ranks))
 
 
-def test_what_a_faster_network_saves_of_bounds_is_said_to_be_one() -> None:
+def test_savings_from_bounds_are_marked_as_bounds() -> None:
     run = JOB.run()
     hidden = {
         rank: replace(trace, spans=trace.spans.replace(end_exact=trace.spans.name != run.name_code("all_reduce")))

@@ -20,7 +20,9 @@ def program_of(rows: dict[int, list[Row]]) -> Program:
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "step_ms"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])
-def test_one_forward_one_backward_takes_what_the_formula_says(stages: int, microbatches: int, step_ms: int) -> None:
+def test_one_forward_one_backward_takes_as_long_as_the_formula_gives(
+    stages: int, microbatches: int, step_ms: int
+) -> None:
     run = PipelineJob(stages, microbatches).run()
 
     assert build_program(run, match(run)).step_times().tolist() == [step_ms * 1_000_000] * 3
@@ -130,7 +132,7 @@ def test_a_stall_on_something_unknown_keeps_its_length() -> None:
     assert program_of({0: rows, 1: rows}).step_times().tolist() == [60]
 
 
-def test_where_the_time_of_a_segment_went() -> None:
+def test_the_time_of_a_segment_is_divided_by_where_it_went() -> None:
     program = program_of(
         {0: [span("step", 0, 100), span("forward", 0, 60), span("data", 5, 15), span("gc", 10, 20), span("gc", 70, 75)]}
     )

@@ -45,11 +45,11 @@ def test_a_rank_that_comes_late_begins_no_earlier_than_it_last_waited_for_others
     assert bounds_of({0: rows, 1: steps((0, 12), (12, 61))})[0][0] == [0, 30]
 
 
-def test_where_all_ranks_pause_between_steps_none_is_late() -> None:
+def test_no_rank_is_late_when_all_pause_between_steps() -> None:
     assert bounds_of({0: steps((0, 10), (40, 60)), 1: steps((0, 12), (40, 61))})[0] == [[0, 40], [0, 40]]
 
 
-def test_of_a_step_behind_one_that_was_not_recorded_nothing_is_known_of_the_time_before_it() -> None:
+def test_the_time_before_a_step_is_unknown_when_the_step_before_was_not_recorded() -> None:
     rows = {rank: [span("step", 0, 10, step=0), span("step", at, 90, step=2)] for rank, at in ((0, 50), (1, 30))}
 
     assert bounds_of(rows, (0, 2))[0] == [[0, 50], [0, 30]]

@@ -131,7 +131,7 @@ def test_a_rank_without_any_step_does_not_decide() -> None:
     assert (choice.used, choice.ranks) == ((0, 1, 2), (0,))
 
 
-def test_the_choice_is_told_in_ranges() -> None:
+def test_the_choice_is_shown_in_ranges() -> None:
     choice = choose_steps(run_with_steps([0, 1, 2, 3, 4, 5], [0, 1, 2, 3]), keep_warm_up=False)
     reason = "not recorded in full by every rank"
     assert choice.to_json() == {

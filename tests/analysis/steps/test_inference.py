@@ -73,7 +73,7 @@ def test_periods(sizes: tuple[int, ...]) -> None:
     assert sizes_of_steps(infer_steps(job(6 * iteration(*sizes)))) == [list(sizes)] * 6
 
 
-def test_what_comes_in_between_does_not_break_the_period() -> None:
+def test_calls_in_between_do_not_break_the_period() -> None:
     logged = [*iteration(400, 300, 20), (4, GAP)]
     run = infer_steps(job(2 * (4 * iteration(400, 300, 20) + logged)))
 

@@ -51,7 +51,7 @@ def job(late: dict[int, tuple[str, int]], num_steps: int = 8) -> Run:
     return make_run(rows, [DP])
 
 
-def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
+def test_the_awaited_ranks_activity_between_steps_is_named() -> None:
     (rank_0,) = awaited_totals(analyse(job({3: ("evaluation", 300), 6: ("checkpoint", 100)})).context).longest()
 
     assert (rank_0.rank, rank_0.wait_ns, rank_0.share) == (0, 400 * MS, 1.0)
@@ -66,14 +66,14 @@ def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
     )
 
 
-def test_a_collection_of_garbage_that_happened_once_is_told_once() -> None:
+def test_a_collection_of_garbage_that_happened_once_is_reported_once() -> None:
     sentence = summarise(job({5: ("gc", 2_200)}, num_steps=9)).verdict
 
     assert "once, in step 5: 2.2 s" in sentence
     assert "every step" not in sentence
 
 
-def test_of_seven_steps_no_sentence_names_a_rank() -> None:
+def test_no_sentence_names_a_rank_after_seven_steps() -> None:
     summary = summarise(job({5: ("gc", 2_200)}))
 
     assert "too few steps: 7" in summary.abstentions[0]
@@ -106,7 +106,7 @@ def test_work_that_is_long_in_few_steps_is_compared_in_these() -> None:
     assert "over all steps the medians are 20.0 and 20.0 ms" in findings.waited_for
 
 
-def test_of_the_time_before_the_step_before_nothing_is_told() -> None:
+def test_nothing_is_said_about_time_before_the_previous_step() -> None:
     rows: dict[int, list[Row]] = {0: [], 1: []}
     for step in range(9):
         begin = 100 * step * MS
@@ -130,7 +130,7 @@ def test_of_the_time_before_the_step_before_nothing_is_told() -> None:
     ]
 
 
-def test_what_a_rank_did_whose_clock_is_another_one_is_not_known() -> None:
+def test_the_activity_of_a_rank_on_another_clock_is_unknown() -> None:
     # Nothing ties the clock of rank 2 to the others, so that none of them is brought together.
     rows: dict[int, list[Row]] = {0: [], 1: [], 2: []}
     for step in range(4):
@@ -149,7 +149,7 @@ def test_what_a_rank_did_whose_clock_is_another_one_is_not_known() -> None:
     assert "clock" in rank_1.next_step
 
 
-def test_of_a_long_run_the_longest_steps_of_each_activity_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_keeps_the_longest_steps_of_each_activity(monkeypatch: pytest.MonkeyPatch) -> None:
     late = dict.fromkeys(range(3, 20, 2), ("gc", 10)) | {6: ("evaluation", 300), 10: ("evaluation", 400)}
     exact = awaited_totals(analyse(job(late, num_steps=20)).context)
     (dues,) = exact.parts

@@ -67,7 +67,7 @@ def test_a_low_clock_that_nothing_holds_down_is_a_device_that_waits() -> None:
     assert not evidence.is_throttled
 
 
-def test_errors_are_told_with_how_many_came_during_the_run() -> None:
+def test_errors_are_reported_with_how_many_came_during_the_run() -> None:
     states = [
         DeviceState(0, uncorrected_errors=1, corrected_errors=100, nvlink_errors=0, pcie_replays=5),
         DeviceState(1, uncorrected_errors=1, corrected_errors=140, nvlink_errors=14, pcie_replays=5),
@@ -82,5 +82,5 @@ def test_errors_are_told_with_how_many_came_during_the_run() -> None:
 
 
 @pytest.mark.parametrize("states", [[], readings(3)])
-def test_of_a_device_that_told_nothing_there_is_none(states: list[DeviceState]) -> None:
+def test_a_device_without_readings_gives_no_evidence(states: list[DeviceState]) -> None:
     assert device_evidence(run_of(states), 0) is None

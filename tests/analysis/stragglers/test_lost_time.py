@@ -47,7 +47,7 @@ def test_a_slow_rank_costs_what_its_verdict_says_and_no_imbalance_is_left() -> N
 
 
 @pytest.mark.parametrize("fault", ["data", "gc"])
-def test_the_cost_of_a_verdict_is_told_once(fault: str) -> None:
+def test_the_cost_of_a_verdict_is_reported_once(fault: str) -> None:
     lost = lost_by(replace(EXACT, faults=(Fault(fault, (1,), 30.0),)))
 
     assert lost.stragglers_ns == pytest.approx(STEPS * 30 * MS, rel=1e-6)

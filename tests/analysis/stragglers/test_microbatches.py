@@ -50,7 +50,7 @@ def test_longer_input_of_a_replica_is_no_slow_device(
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
 
 
-def test_longer_input_is_told_with_its_steps() -> None:
+def test_longer_input_is_reported_with_its_steps() -> None:
     findings, cost_ms = judged(("long-microbatch=3-1:3@20:40",), **{**PIPELINE, "steps": 40})
 
     (verdict,) = findings.verdicts

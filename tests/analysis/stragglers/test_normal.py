@@ -50,7 +50,9 @@ def judged(
         ((100, 100, 130, 150, 170), [2, 3, 4], FASTEST),
     ],
 )
-def test_who_is_slow_and_what_tells(work_ms: Sequence[float], slow: Sequence[int], norm_source: str) -> None:
+def test_slow_ranks_are_found_with_the_norm_that_shows_them(
+    work_ms: Sequence[float], slow: Sequence[int], norm_source: str
+) -> None:
     found = judged(work_ms)
 
     assert found.slow_ranks == slow

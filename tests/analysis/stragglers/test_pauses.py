@@ -66,12 +66,12 @@ def slow_on_purpose(*pauses: tuple[float, ...]) -> list[int]:
     return judge_on_purpose(work, of_steps).slow_ranks
 
 
-def test_what_one_rank_does_alone_and_on_purpose_is_named_at_once() -> None:
+def test_a_deliberate_activity_of_one_rank_is_named_at_once() -> None:
     assert slow_on_purpose((), (8_000.0,), ()) == [1]
     assert slow((), (8_000.0,), ()) == []
 
 
-def test_what_all_do_on_purpose_is_compared_from_three_times_on() -> None:
+def test_a_deliberate_activity_of_all_is_compared_from_the_third_time_on() -> None:
     longer, others = (2_400.0, 2_600.0, 2_500.0), (1_000.0, 1_010.0, 990.0)
     assert slow_on_purpose(others[:2], longer[:2]) == []
     assert slow_on_purpose(others, longer) == [1]
@@ -84,7 +84,7 @@ def test_times_on_purpose_that_scatter_on_all_ranks_are_no_excess() -> None:
     assert sum(map(bool, of_jobs)) <= 4  # 2 %
 
 
-def test_what_costs_less_than_two_percent_of_a_step_is_not_named() -> None:
+def test_a_cost_below_two_percent_of_a_step_is_not_named() -> None:
     assert [slow((), (), (), (ms,) * 20) for ms in (29.0, 31.0)] == [[], [3]]
 
 

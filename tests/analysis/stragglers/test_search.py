@@ -120,7 +120,7 @@ def test_a_slow_rank_is_not_told_from_noise_by_few_steps(steps: int, named: int)
     assert [too_few in sentence for sentence in findings.abstentions] == [True] * (1 - named)
 
 
-def test_of_too_few_steps_nobody_is_named_not_even_for_garbage_collection() -> None:
+def test_too_few_steps_name_no_rank_not_even_for_garbage_collection() -> None:
     run = replace(JOB, steps=8, extra_forward_ns={1: 4 * MS}).run()
 
     findings = findings_of(_with_spans_in_forwards(run, rank=1, kind="gc", duration_ns=4 * MS))
@@ -142,6 +142,8 @@ def test_a_verdict_as_json() -> None:
             "cause",
             "who",
             "cost_ms_per_step",
+            "cost_is_bound",
+            "share_of_step",
             "gpu_hours_per_day",
             "persistence",
             "evidence",
@@ -155,7 +157,7 @@ def test_a_verdict_as_json() -> None:
     }
 
 
-def test_who_was_slow_behind_a_slower_one_is_named_with_it() -> None:
+def test_a_slow_rank_behind_a_slower_one_is_named_as_well() -> None:
     job = replace(JOB, extra_forward_ns={0: 3 * MS, 3: 2 * MS})
     (verdict,) = findings_of(job.run()).verdicts
 
@@ -170,7 +172,7 @@ def test_who_was_slow_behind_a_slower_one_is_named_with_it() -> None:
     assert first.alone_ms_per_step == pytest.approx(slow - without_first)
 
 
-def test_where_nobody_is_named_it_is_told_for_whom_others_waited_most_and_why_it_is_no_straggler() -> None:
+def test_without_a_straggler_the_most_awaited_rank_is_named_with_why_it_is_none() -> None:
     # 0.1 ms more in each of 8 forwards; forwards, backwards and the optimizer take 25 ms.
     findings = findings_of(replace(JOB, extra_forward_ns={1: 100_000}).run())
 
@@ -180,7 +182,7 @@ def test_where_nobody_is_named_it_is_told_for_whom_others_waited_most_and_why_it
     assert findings.waited_for.endswith("a straggler is named from 5.00% on.")
 
 
-def test_of_the_ranks_that_count_one_was_waited_for_most() -> None:
+def test_the_most_awaited_rank_is_among_those_that_count() -> None:
     run = replace(JOB, extra_forward_ns={1: 100_000}).run()
     findings = find_stragglers(of_ranks(run, [0, 2, 3]), match(run))
 
@@ -203,7 +205,7 @@ def test_gpu_hours_are_of_gpus(device: str, is_gpu: bool) -> None:
     assert on_gpu(replace(run, ranks={0: replace(run.ranks[0], metadata=metadata)})) == is_gpu
 
 
-def test_who_evaluates_between_two_steps_and_then_saves_has_a_verdict_for_each() -> None:
+def test_a_rank_that_evaluates_and_then_saves_between_steps_gets_two_verdicts() -> None:
     run = _with_an_evaluation_between_steps(evaluation_ms=1000, saving_ms=20)
 
     evaluation, checkpoint = findings_of(run).verdicts
@@ -308,7 +310,7 @@ def of_summary(run: Run) -> Findings:
     return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
 
 
-def test_what_ranks_wait_for_each_other_between_steps_counts_with_what_follows_the_last_one() -> None:
+def test_waits_between_steps_count_with_those_after_the_last_one() -> None:
     (verdict,) = of_summary(evaluating([250] * 4, num_steps=20)).verdicts
 
     assert (verdict.rank, verdict.cause) == (1, "evaluation")
@@ -319,7 +321,7 @@ def test_what_ranks_wait_for_each_other_between_steps_counts_with_what_follows_t
     assert f"needs {4 * 250 / 19:.1f} ms per step for evaluation (mean)" in verdict.evidence
 
 
-def test_where_ranks_meet_in_the_next_step_it_costs_the_same() -> None:
+def test_a_delay_costs_the_same_when_ranks_meet_in_the_next_step() -> None:
     run = evaluating([250] * 4, meets=False)
     (verdict,) = of_summary(run).verdicts
 

@@ -34,7 +34,7 @@ BETWEEN = "network between hosts node0, node1 (ranks 0–7)"
         ("slow-network=1:50", 20, 40, TWO_HOSTS, BETWEEN),
     ],
 )
-def test_what_is_slow_in_a_part_of_the_run_is_named_with_these_steps(
+def test_a_link_slow_in_a_part_of_the_run_is_named_with_these_steps(
     fault: str, first: int, end: int, job: dict[str, Any], who: str
 ) -> None:
     findings, cost_ms = judged([f"{fault}@{first}:{end}"], **job)
@@ -55,7 +55,7 @@ def test_a_network_that_becomes_slow_is_compared_with_its_past() -> None:
     )
 
 
-def test_of_a_network_that_is_slow_all_the_time_it_is_said_what_would_tell() -> None:
+def test_a_network_that_is_always_slow_is_answered_with_what_would_show_it() -> None:
     findings = found(["slow-network=1:50"], **TWO_HOSTS)
 
     assert findings.verdicts == ()

@@ -46,7 +46,7 @@ def test_an_excess_that_grows_has_a_stretch_for_each_size() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
 
 
-def test_input_that_becomes_slow_late_or_moves_is_told_with_its_steps() -> None:
+def test_input_that_becomes_slow_late_or_moves_is_reported_with_its_steps() -> None:
     (late,) = judged(("data=2:40@60:100",), steps=100)[0].verdicts
     moved = judged(("data=2:40@0:30", "data=6:40@30:60"), steps=60)[0].verdicts
 
@@ -125,7 +125,7 @@ def test_a_slow_rank_is_named_although_its_only_replica_is_starved_for_a_third_o
     assert (verdict.ranks, verdict.cause) == ((1,), "compute")
 
 
-def test_of_two_ranks_a_few_slow_steps_are_told_and_named_nobody() -> None:
+def test_a_few_slow_steps_of_two_ranks_are_reported_without_a_rank() -> None:
     findings = found(("slow-rank=1:2@5:60:20",), dp=2, steps=60)
 
     assert findings.verdicts == ()

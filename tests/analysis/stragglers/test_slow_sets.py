@@ -54,9 +54,7 @@ def test_one_rank_that_saves_or_evaluates_alone_is_named(fault: str, cause: str,
     ("fault", "cause", "phase"),
     [("slow-optimizer={}:6", "optimizer", "optimizer step"), ("slow-forward={}:1.5", "forward", "forward")],
 )
-def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(
-    fault: str, cause: str, phase: str, ranks: Sequence[int]
-) -> None:
+def test_the_phase_is_named_in_which_a_rank_is_slow(fault: str, cause: str, phase: str, ranks: Sequence[int]) -> None:
     findings, cost_ms = judged([fault.format(",".join(map(str, ranks)))])
 
     (verdict,) = findings.verdicts
@@ -244,7 +242,7 @@ def test_a_link_between_others_is_named_beside_a_slow_rank() -> None:
     assert rank.cost_ms_per_step == pytest.approx(alone, rel=0.2)
 
 
-def test_what_a_slow_rank_costs_is_told_with_a_slow_stage_mended() -> None:
+def test_the_cost_of_a_slow_rank_assumes_a_slow_stage_mended() -> None:
     findings, cost_ms = judged(["uneven-stage=1:1.5", "slow-rank=6:1.2"], **LARGE_MESSAGES)
 
     stage, rank = findings.verdicts

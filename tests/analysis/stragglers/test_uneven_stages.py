@@ -77,7 +77,7 @@ def test_stages_that_are_uneven_in_different_steps_are_verdicts_of_their_own() -
     assert named.keys() == {"stage 1 (ranks 2–3)", "stage 2 (ranks 4–5)"}
 
 
-def test_most_stages_that_become_slow_are_told_by_their_past() -> None:
+def test_most_stages_that_become_slow_are_recognised_by_their_past() -> None:
     findings, cost_ms = judged(("uneven-stage=0,1,3:1.25@20:40",), **{**PIPELINE, "steps": 40})
 
     (verdict,) = findings.verdicts
@@ -108,7 +108,7 @@ def test_stages_that_differ_by_design_are_compared_with_their_own_past() -> None
         ),
     ],
 )
-def test_where_it_cannot_be_told_which_stages_are_uneven_that_is_said(faults: Sequence[str], said: str) -> None:
+def test_stages_that_may_all_be_uneven_are_reported_as_undecided(faults: Sequence[str], said: str) -> None:
     findings = found(faults, **PIPELINE)
 
     assert findings.verdicts == ()

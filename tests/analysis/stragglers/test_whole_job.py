@@ -32,7 +32,7 @@ def test_an_uneven_stage() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(51 - 27, abs=1)
 
 
-def test_of_two_stages_the_last_one_may_do_more() -> None:
+def test_the_last_of_two_stages_may_do_more_work() -> None:
     job = PipelineJob(2, 8, data_parallel=2, steps=9, extra_forward_ns={2: MS, 3: MS})
     findings = findings_of(job.run())
 
@@ -43,7 +43,7 @@ def test_of_two_stages_the_last_one_may_do_more() -> None:
     )
 
 
-def test_of_two_stages_the_first_one_has_no_reason_to_do_more() -> None:
+def test_the_first_of_two_stages_has_no_reason_to_do_more_work() -> None:
     job = PipelineJob(2, 8, data_parallel=2, steps=9, extra_forward_ns={0: MS, 1: MS})
 
     (verdict,) = findings_of(job.run()).verdicts

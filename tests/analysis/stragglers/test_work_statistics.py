@@ -38,7 +38,7 @@ from commtrace.trace.run import Run
 
 def compared(*rows: dict[str, int]) -> PeerComparison:
     """What is compared of these rows, in all steps."""
-    names = (*Entries._fields, "step", "microbatch", "begins_phase", "work_ns", "total_ns")
+    names = (*Entries._fields, "step", "microbatch", "begins_phase", "work_ns", "total_ns", "launch_bound_ns")
     columns: dict[str, Any] = {name: np.array([row.get(name, 0) for row in rows], np.int64) for name in names}
     first, entry = grouped(pack([columns[name] for name in Entries._fields]))
     entries = Entries(*(columns.pop(name)[first].astype(np.int32) for name in Entries._fields))
@@ -115,7 +115,7 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(recorded: Recorded) ->
     assert typical_transfers(work)
 
 
-def test_of_many_steps_the_same_are_drawn_in_whichever_parts_they_are_measured(
+def test_the_same_steps_are_sampled_however_a_run_is_divided(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_all = StepStatistics.of(recorded.run, recorded.whole)

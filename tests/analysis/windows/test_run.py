@@ -127,13 +127,13 @@ def end_at_once(_: Analysis) -> Told:
     os._exit(1)
 
 
-def test_a_worker_that_dies_is_told_with_its_window(directory: Path) -> None:
+def test_a_worker_that_dies_is_reported_with_its_window(directory: Path) -> None:
     message = r"before the window of steps 1 to 1 was measured, for which \d+ rows are read\. .* use --workers 1"
     with processes() as executor, pytest.raises(CommtraceError, match=message):
         by_step(directory, end_at_once, executor)
 
 
-def test_a_worker_that_dies_while_it_looks_at_a_rank_is_told(directory: Path) -> None:
+def test_a_worker_that_dies_while_it_looks_at_a_rank_is_reported(directory: Path) -> None:
     with processes() as executor:
         with pytest.raises(BrokenExecutor):
             executor.submit(os._exit, 1).result()
@@ -142,7 +142,7 @@ def test_a_worker_that_dies_while_it_looks_at_a_rank_is_told(directory: Path) ->
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_worker_of_a_cluster_that_dies_is_told_with_its_window(directory: Path) -> None:
+def test_a_worker_of_a_cluster_that_dies_is_reported_with_its_window(directory: Path) -> None:
     distributed, dask_config = pytest.importorskip("distributed"), pytest.importorskip("dask.config")
     with (
         dask_config.set({"distributed.scheduler.allowed-failures": 0}),

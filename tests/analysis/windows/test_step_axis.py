@@ -40,7 +40,7 @@ def test_a_row_belongs_to_its_step_or_to_the_one_that_began_last() -> None:
     assert reach.place.tolist() == [1, 1, 2, -1, 0, 2]
 
 
-def test_of_a_step_that_was_done_twice_a_row_belongs_to_the_attempt_that_had_begun() -> None:
+def test_a_row_of_a_repeated_step_belongs_to_the_attempt_that_had_begun() -> None:
     axis = StepAxis(np.array([0, 1, 0, 1]), np.array([0, 10, 20, 30]), np.array([9, 19, 29, 39]))
 
     assert axis.reach(spans((1, 2, 0), (25, 26, 0), (12, 13, 1), (31, 33, 1), (-5, -1, 1))).place.tolist() == [

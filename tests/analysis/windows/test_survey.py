@@ -94,7 +94,7 @@ def test_clocks_are_fitted_as_by_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("recent", [1, 2, 64])
 @pytest.mark.parametrize("name", [*MADE, "far"])
-def test_what_is_read_in_many_parts_is_what_is_read_in_one(
+def test_reading_in_many_parts_equals_reading_in_one(
     name: str, recent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = {**MADE, "far": far_reaching_run()}[name]

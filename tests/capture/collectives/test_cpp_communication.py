@@ -97,7 +97,7 @@ def test_a_wait_for_several_results_is_a_stall_on_each_of_them(alone: Recording)
     assert stalls[0].end <= stalls[1].start
 
 
-def test_what_a_backend_refuses_takes_no_number(alone: Recording) -> None:
+def test_a_call_that_the_backend_refuses_takes_no_number(alone: Recording) -> None:
     with pytest.raises(RuntimeError):
         dist._broadcast_coalesced(world_group(), [torch.ones(2)], 100, 7)
     OPERATIONS.wait_tensor(OPERATIONS.all_reduce(torch.ones(2), "sum", world_group().group_name))
@@ -115,7 +115,7 @@ def test_groups_that_are_made_later_have_hooks_too(alone: Recording) -> None:
     assert row.group == alone.tracer.groups.state(later).group.id
 
 
-def test_what_a_constructor_of_ddp_sends_is_recorded_if_nothing_was_sent_before(recording: Recording) -> None:
+def test_communication_of_ddps_constructor_is_recorded_even_as_the_first(recording: Recording) -> None:
     """C++ sends it all, and is the first one to use the group."""
     hooked = Hooked(recording.tracer)
     hooked.install()

@@ -63,7 +63,7 @@ def test_an_operator_has_one_kernel_however_often_it_is_asked_for() -> None:
     assert kernel.overload is OPERATIONS.all_reduce.default
 
 
-def test_what_nobody_captures_passes_through_also_when_it_is_traced() -> None:
+def test_uncaptured_calls_pass_through_even_when_traced() -> None:
     assert all_reduce_kernel().capture is None
 
     assert communicate().tolist() == [1.0, 1.0]

@@ -108,7 +108,7 @@ def test_every_dimension_is_named_whenever_the_mesh_is_made(recording: Recording
     uninstall()
 
 
-def test_what_a_framework_says_counts_for_more(recording: Recording, world: None) -> None:
+def test_a_role_of_the_framework_counts_for_more_than_that_of_a_mesh(recording: Recording, world: None) -> None:
     recording.tracer.groups.set_role(world_group(), "tp-pp")
     uninstall = group_lifecycle.watch_meshes(recording.tracer)
 
@@ -119,7 +119,7 @@ def test_what_a_framework_says_counts_for_more(recording: Recording, world: None
 
 
 @pytest.mark.skipif(not KEEPS_GROUPS, reason="meshes of this torch keep no more of their groups than their names")
-def test_a_mesh_of_a_world_that_was_destroyed_says_nothing_of_the_next_one(recording: Recording) -> None:
+def test_a_mesh_of_a_world_that_was_destroyed_says_nothing_about_the_next_one(recording: Recording) -> None:
     with fake_backend(rank=1):
         stale = [
             init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",)),  # the default group
@@ -211,7 +211,7 @@ def test_a_callback_has_run_when_the_group_is_destroyed(recording: Recording, wo
     uninstall()
 
 
-def test_what_never_comes_is_waited_for_once(recording: Recording, world: None, waits: list[float]) -> None:
+def test_a_callback_that_never_comes_is_waited_for_once(recording: Recording, world: None, waits: list[float]) -> None:
     uninstall = group_lifecycle.watch_destruction(recording.tracer)
     groups = [dist.new_group([0, 1]) for _ in range(3)]
     dist.destroy_process_group(groups[0])

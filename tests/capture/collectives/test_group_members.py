@@ -148,7 +148,7 @@ def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.Monke
         json.dumps([*structs.astuple(structs.replace(ENGINES[0], rank=-1)), "a" * 16]),
     ],
 )
-def test_what_no_member_can_have_said_is_not_taken(said: str) -> None:
+def test_an_answer_that_no_member_can_have_given_is_not_taken(said: str) -> None:
     store = dist.HashStore()
     process = Process(TRAINER, 0, store)
     store.set("commtrace/members/0/1", said)

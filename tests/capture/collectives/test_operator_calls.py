@@ -86,7 +86,7 @@ def test_an_operator_is_seen_however_it_is_called(
     assert not has_kernels()
 
 
-def test_what_stood_in_an_operator_is_there_again() -> None:
+def test_an_operators_earlier_kernel_is_put_back() -> None:
     operators = (OPERATIONS.all_reduce, OPERATIONS.all_reduce.default)
     before = [(operator._op, hash(operator), hash(operator._op)) for operator in operators]
     calls = OperatorCalls()
@@ -101,7 +101,7 @@ def test_what_stood_in_an_operator_is_there_again() -> None:
     assert not calls
 
 
-def test_what_other_code_has_put_into_an_operator_stays() -> None:
+def test_a_kernel_of_other_code_stays_in_its_operator() -> None:
     overload = OPERATIONS.all_reduce.default
     original, calls = overload._op, OperatorCalls()
     calls.take(overload, lambda original, arguments, keywords: "captured")
@@ -182,14 +182,14 @@ def test_a_tensor_of_another_class_is_seen_once(
     assert waited(recording, all_reduce(make(torch.ones(2)))) == [("all_reduce", 0, 8)]
 
 
-def test_what_a_mode_keeps_to_itself_is_not_counted(recording: Recording, capture: FunctionalCapture) -> None:
+def test_calls_that_a_mode_keeps_to_itself_are_not_counted(recording: Recording, capture: FunctionalCapture) -> None:
     with Swallowing():
         all_reduce(torch.ones(2))
 
     assert waited(recording, all_reduce(torch.ones(3))) == [("all_reduce", 0, 12)]
 
 
-def test_what_is_traced_is_not_counted(recording: Recording, capture: FunctionalCapture) -> None:
+def test_traced_calls_are_not_counted(recording: Recording, capture: FunctionalCapture) -> None:
     def step(tensor: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = OPERATIONS.wait_tensor(all_reduce(tensor)) + 1
         return result
@@ -238,7 +238,7 @@ def test_operators_with_gradients_are_seen_and_what_their_backwards_send(
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_what_a_transform_calls_from_cpp_is_seen(recording: Recording, capture: FunctionalCapture) -> None:
+def test_calls_of_a_transform_from_cpp_are_seen(recording: Recording, capture: FunctionalCapture) -> None:
     result = torch.func.vmap(lambda tensor: all_reduce(tensor))(torch.ones(3, 2))
 
     capture.uninstall()  # which gives what nobody has waited for a row

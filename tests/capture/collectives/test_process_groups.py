@@ -83,7 +83,7 @@ def test_a_collective_is_one_row_and_one_stall(captured: Recording, call: str) -
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-def test_of_a_sparse_tensor_indices_and_values_are_sent(captured: Recording) -> None:
+def test_a_sparse_tensor_sends_its_indices_and_values(captured: Recording) -> None:
     dist.all_reduce(torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (8,)))
 
     (row,) = captured.communications()
@@ -289,7 +289,7 @@ def test_methods_called_directly_are_captured(captured: Recording) -> None:
     assert captured.warnings() == []
 
 
-def test_what_nobody_waited_for_is_unfinished(recording: Recording, world: None) -> None:
+def test_a_work_that_nobody_waited_for_is_unfinished(recording: Recording, world: None) -> None:
     with recording.capturing() as capture:
         work = dist.isend(ones(8), 2)
         assert [launch.operation.name for launch in capture.unfinished()] == ["send"]
@@ -354,7 +354,7 @@ def test_exceptions_of_the_original_are_not_ours(
 
 
 @pytest.mark.parametrize("place", ["registering the group", "reading where training is", "waiting"])
-def test_a_failure_of_ours_never_reaches_the_caller_and_is_told_once(
+def test_a_failure_of_ours_never_reaches_the_caller_and_is_reported_once(
     captured: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     def fail(*_arguments: Any) -> Any:
@@ -528,7 +528,7 @@ def test_calls_of_several_threads_are_all_captured(captured: Recording) -> None:
     assert captured.warnings() == []
 
 
-def test_what_a_full_buffer_has_no_room_for_is_counted_with_its_stall() -> None:
+def test_a_call_dropped_by_a_full_buffer_is_counted_with_its_stall() -> None:
     recording = Recording(capacity=3)
     with fake_backend(), recording.capturing():
         for _ in range(5):
@@ -564,7 +564,7 @@ def test_a_gather_into_one_tensor_is_recorded(
     ("name", "meaning"),
     [("new_window", "one-sided"), ("reconfigure", "members and numbers of before")],
 )
-def test_what_cannot_be_followed_is_named_when_it_is_called(
+def test_calls_that_cannot_be_followed_are_named(
     name: str, meaning: str, recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dist.ProcessGroup, name, lambda *_arguments: "done", raising=False)
@@ -654,7 +654,7 @@ def test_ranks_that_a_group_does_not_have_switch_nothing_off(
     assert [(row.name, row.seq) for row in recording.communications()] == [("barrier", 0)]
 
 
-def test_what_was_over_before_the_wait_for_it_ended_then_or_earlier(captured: Recording) -> None:
+def test_a_late_wait_gives_only_an_upper_bound_of_the_end(captured: Recording) -> None:
     """torch's pipelines wait for sends at the end of a step: the return of such a wait is no end of a transfer."""
     work = dist.isend(ones(8), 2)
     time.sleep(0.002)

@@ -56,7 +56,7 @@ def test_a_wait_for_the_future_is_a_stall(alone: Recording) -> None:
     assert row.start <= stall.start <= stall.end
 
 
-def test_who_waits_for_both_stalls_once(alone: Recording) -> None:
+def test_waiting_for_both_works_is_one_stall(alone: Recording) -> None:
     for wait_for_work_first in (False, True):
         work = all_reduce()
         future = work.get_future()

@@ -254,7 +254,7 @@ def test_operations_of_one_stream_start_when_the_one_before_ends(job: Job) -> No
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
-def test_what_was_launched_while_a_hidden_operation_was_in_flight_has_no_exact_start(job: Job) -> None:
+def test_an_operation_launched_behind_a_hidden_one_has_no_exact_start(job: Job) -> None:
     """Three at once, hidden but for the last."""
     job.all_reduce(asynchronous=False)
     works = [job.all_reduce(asynchronous=True) for _ in range(3)]
@@ -648,7 +648,7 @@ def test_a_graph_capture_is_stepped_around_and_noted(job: Job) -> None:
     assert [row.seq for row in job.recording.communications()] == [0, 1, 4]
 
 
-def test_what_nobody_waits_for_is_unfinished(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_that_nobody_waits_for_is_unfinished(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     work = job.all_reduce(asynchronous=True)
     assert [launch.seq for launch in job.devices.unfinished()] == [0]
     del work
@@ -661,7 +661,7 @@ def test_what_nobody_waits_for_is_unfinished(job: Job, monkeypatch: pytest.Monke
     assert job.devices.unfinished() == []
 
 
-def test_what_is_never_waited_for_does_not_pile_up(job: Job) -> None:
+def test_works_that_are_never_waited_for_do_not_pile_up(job: Job) -> None:
     for _ in range(500):
         job.all_reduce(asynchronous=True)  # its Work is gone at once
 
@@ -737,7 +737,7 @@ def test_the_sender_of_a_receive_from_anybody_is_known_after_the_wait(job: Job) 
 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
-def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None:
+def test_launches_of_the_reducer_end_with_its_wait(job: Job) -> None:
     issued = CppCalls(job.recording.tracer, job.devices)
     on_device: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"))
     payload = (8, -1, torch.float32, on_device, None)
@@ -762,9 +762,7 @@ def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None
     assert job.devices.unfinished() == []
 
 
-def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_communication_inside_a_function_of_cpp_ends_with_its_return(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """As FSDP's first generation gives all ranks the same model: no reducer is there that would wait."""
     monkeypatch.setattr(dist.Work, "unbox", staticmethod(lambda work: work))
     issued = CppCalls(job.recording.tracer, job.devices)
@@ -790,7 +788,7 @@ def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
     assert job.devices.unfinished() == []
 
 
-def test_what_a_communication_hook_launches_ends_with_the_reducers_wait_for_its_future(job: Job) -> None:
+def test_launches_of_a_communication_hook_end_with_the_reducers_wait_for_its_future(job: Job) -> None:
     kept = job.all_reduce(asynchronous=True)
     before = next_id()
     works = [job.all_reduce(asynchronous=True) for _ in range(2)]

@@ -68,7 +68,7 @@ def test_everything_that_a_device_tells_is_read() -> None:
     )
 
 
-def test_what_a_device_does_not_tell_is_not_known() -> None:
+def test_readings_that_a_device_lacks_are_unknown() -> None:
     library = nvml(
         nvmlDeviceGetClockInfo=refused,
         nvmlDeviceGetTotalEccErrors=refused,
@@ -120,7 +120,7 @@ def test_without_the_library_or_its_driver_nothing_is_read_and_nobody_is_warned(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_fault_of_our_own_ends_the_watch_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_our_own_ends_the_watch_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     library = nvml(nvmlDeviceGetSerial=lambda device: 1 / 0)
     watch, failures = watched(library, monkeypatch, "a", readings=3)
 

@@ -166,7 +166,7 @@ def test_an_end_that_a_stall_shows_is_compared_with_the_backends_duration(job: J
     assert (mark["median_difference_ns"], mark["largest_difference_ns"]) == (0, MILLISECOND // 4)
 
 
-def test_what_ran_before_the_first_recorded_operation_may_delay_it(job: Job) -> None:
+def test_the_first_recorded_operation_may_be_delayed_by_earlier_ones(job: Job) -> None:
     job.tracer.recording = False
     before = [job.launch() for _ in range(4)]
     job.tracer.recording = True
@@ -267,7 +267,7 @@ def test_rows_are_held_back_for_some_seconds_and_at_most_until_the_recording_end
     assert len(job.times()) == 2
 
 
-def test_at_the_end_of_the_recording_nothing_is_left_behind(job: Job) -> None:
+def test_nothing_is_left_behind_at_the_end_of_the_recording(job: Job) -> None:
     job.stalling()
     job.hidden()
     job.cuda.advance(40 * MILLISECOND)
@@ -281,7 +281,7 @@ def test_at_the_end_of_the_recording_nothing_is_left_behind(job: Job) -> None:
     assert len(job.times()) == 3  # nobody will ask any more
 
 
-def test_what_is_held_when_the_last_pass_comes_is_written_in_it(job: Job) -> None:
+def test_held_rows_are_written_in_the_last_pass(job: Job) -> None:
     job.stalling()
     job.hidden()
     job.cuda.advance(40 * MILLISECOND)
@@ -388,7 +388,7 @@ def test_a_call_without_the_time_of_its_return_has_none() -> None:
     assert match_durations([call(1, 100, 0)], [DumpEntry(0, "0", 90, 1), DumpEntry(1, "0", 200, 2)]) == {}
 
 
-def test_of_two_entries_during_one_call_neither_is_taken() -> None:
+def test_two_entries_during_one_call_are_both_left_out() -> None:
     assert match_durations([call(1, 100, 110)], [DumpEntry(0, "0", 102, 7), DumpEntry(1, "0", 104, 8)]) == {}
 
 
@@ -401,7 +401,7 @@ def test_members_of_a_bracket_share_its_one_duration() -> None:
     assert match_durations(members, [DumpEntry(0, "0", 105, 4), DumpEntry(1, "0", 112, 5)]) == {}
 
 
-def test_what_may_have_been_overwritten_is_not_known() -> None:
+def test_entries_that_may_have_been_overwritten_are_unknown() -> None:
     assert match_durations([call(1, 100, 130)], [DumpEntry(5, "0", 120, 7)]) == {}
     assert match_durations([call(1, 100, 130)], [DumpEntry(4, "1", 90, 1), DumpEntry(5, "0", 120, 7)]) == {1: 7}
 

@@ -101,7 +101,7 @@ def test_a_wait_that_stalls_gives_the_end_and_the_end_the_next_start() -> None:
     ]
 
 
-def test_of_operations_in_flight_together_only_what_is_known_is_exact() -> None:
+def test_only_known_times_of_operations_in_flight_together_are_exact() -> None:
     """Three of them, hidden but for the last: its stall gives its end, and nothing gives its start."""
     flight = [hidden(1, 3 * MS, 9 * MS), hidden(2, 3 * MS + 1_000, 9 * MS + 2_000), stalled(3, 3 * MS + 2_000, 10 * MS)]
 
@@ -146,7 +146,7 @@ def test_a_duration_counts_from_when_the_own_stream_got_there() -> None:
     assert place([FIRST, unknown, known])[2] == (4 * MS, 9 * MS, False, True, CUDA)
 
 
-def test_on_streams_of_the_job_durations_say_nothing() -> None:
+def test_durations_on_streams_of_the_job_are_not_used() -> None:
     assert place([FIRST, hidden(1, 3 * MS, 8 * MS, queue=JOBS, duration=MS)])[1] == (
         3 * MS, 8 * MS + 1_000, True, False, UNKNOWN,
     )  # fmt: skip
@@ -169,13 +169,13 @@ def test_a_duration_that_would_end_behind_the_upper_bound_is_refused_and_nothing
     assert placed.measured_end.tolist() == [-1, 8 * MS, -1, 13 * MS]
 
 
-def test_what_durations_say_of_known_ends_can_be_compared() -> None:
+def test_durations_can_be_compared_with_known_ends() -> None:
     placed = Placement().place(calls_of([FIRST, stalled(1, 3 * MS, 5 * MS, duration=2 * MS - 7)]))
 
     assert placed.measured_end.tolist() == [-1, 5 * MS - 7]
 
 
-def test_what_was_launched_later_ended_later() -> None:
+def test_later_launches_ended_later() -> None:
     first, second = hidden(1, 3 * MS, 9 * MS), stalled(2, 4 * MS, 5 * MS)
 
     assert place([FIRST, first, second])[1] == (3 * MS, 5 * MS, True, False, UNKNOWN)
@@ -192,7 +192,7 @@ def test_a_later_operation_on_another_stream_of_the_communicator_ended_later_too
     ]  # fmt: skip
 
 
-def test_of_operations_that_one_wait_was_for_only_the_last_ended_there() -> None:
+def test_a_wait_for_several_operations_gives_the_end_of_the_last_one_only() -> None:
     calls = [Call(number, 3 * MS + number, 4 * MS, 5 * MS) for number in (1, 2, 3)]
 
     assert [times[1:] for times in place([FIRST, *calls])[1:]] == [
@@ -254,7 +254,7 @@ def test_an_idle_communicator_of_long_ago_is_remembered_and_does_not_hurt() -> N
     assert place(old, new)[1_000:] == [(year_ns, year_ns + MS, True, True, CUDA)] * 1_000
 
 
-def test_what_is_remembered_is_little() -> None:
+def test_placement_remembers_one_operation() -> None:
     placement = Placement()
     times = [
         placement.place(calls_of([stalled(n, n * MS, n * MS + 500_000) for n in range(i, i + 50)])) for i in (0, 50)
@@ -442,7 +442,7 @@ def test_columns_give_what_plain_loops_give(passes: list[list[Call]]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_on_a_simulated_communicator_bounds_hold_and_what_is_exact_is_true(seed: int) -> None:
+def test_bounds_and_exact_times_are_true_on_a_simulated_communicator(seed: int) -> None:
     """Operations in order, each on one of two streams, waited for by a busy or an idle stream, in any order."""
     random = np.random.default_rng(seed)
     truth, rows, free, own_free, launch = {}, [], 0, 0, 0

@@ -250,7 +250,7 @@ def test_communication_is_captured_on_autograds_threads_and_beside(job: Job) -> 
     assert (row.op_in_seq, row.bytes) == (1, 7)
 
 
-def test_what_another_thread_sends_meanwhile_is_not_captured(job: Job) -> None:
+def test_communication_of_another_thread_is_not_captured(job: Job) -> None:
     with job.cuda.graph(job.cuda.CUDAGraph(), mode="relaxed") as graph:
         job.all_reduce(1)
 
@@ -328,7 +328,7 @@ def test_messages_within_a_graph_within_a_graph_keep_their_order(job: Job) -> No
     assert [operation[2] for operation in operations] == [0, 0, 1, 2, 1, 3]
 
 
-def test_what_cpp_launches_is_captured_by_torchs_hooks(job: Job) -> None:
+def test_launches_of_cpp_are_captured_by_torchs_hooks(job: Job) -> None:
     """As since torch 2.14, of which only the arguments of the hooks are needed."""
     issued, waits = CppCalls(job.tracer, job.devices), FunctionalWaits(job.tracer, job.devices)
     reducer = ReducerCapture(job.tracer, issued, by_kernels=False)

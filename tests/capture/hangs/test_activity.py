@@ -43,7 +43,7 @@ class Quiet:
         return details
 
 
-def test_it_is_told_once_at_first_and_then_every_two_seconds_of_quiet() -> None:
+def test_it_is_reported_once_at_first_and_then_every_two_seconds_of_quiet() -> None:
     quiet = Quiet()
 
     (first,) = quiet.activities(0.5)
@@ -87,7 +87,7 @@ def test_steps_that_are_not_recorded_are_progress_all_the_same() -> None:
     assert [detail["no_progress_ns"] for detail in activities] == [SECOND // 2]
 
 
-def test_the_open_phases_are_told_innermost_first() -> None:
+def test_the_open_phases_are_shown_innermost_first() -> None:
     quiet = Quiet()
     quiet.tracer.begin_step(5)
     outer = quiet.tracer.enter(schema.FORWARD, "forward", microbatch=2, chunk=0, stage=1)
@@ -123,7 +123,7 @@ def test_a_communication_is_in_flight_when_two_passes_have_seen_it() -> None:
     assert [entry.seq for entry in quiet.activity.in_flight([second])] == [4]
 
 
-def test_what_blocks_training_comes_first_also_when_nobody_else_knows_it() -> None:
+def test_a_blocking_call_comes_first_even_when_nobody_else_knows_it() -> None:
     quiet = Quiet()
     others, blocking = launch(3, is_async=True), launch(9)
     quiet.tracer.blocked[0] = blocking

@@ -114,7 +114,7 @@ def test_a_signal_that_is_on_its_way_at_the_end_ends_nobody(timer: StackTimer, p
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {timer.signal})  # Without a handler the process ends here.
 
 
-def test_who_goes_on_leaves_nothing(timer: StackTimer, path: Path) -> None:
+def test_a_timer_that_is_set_again_removes_the_earlier_stack(timer: StackTimer, path: Path) -> None:
     timer.set(0.01)
     hold_the_lock(path)
     assert read_stack(path)
@@ -193,7 +193,7 @@ def test_a_link_that_somebody_has_put_there_is_not_followed(timer: StackTimer, p
     assert not path.is_symlink()
 
 
-def test_where_nothing_copies_it_there_is_no_timer(path: Path) -> None:
+def test_no_timer_is_set_where_nothing_copies_the_stack(path: Path) -> None:
     before = files_in_memory()
     with pytest.raises(NoStackTimerError, match="nothing copies it"):
         StackTimer(path, HERE)

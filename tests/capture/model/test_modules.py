@@ -500,7 +500,7 @@ class Runs(nn.Module):
 
 
 @pytest.mark.usefixtures("world")
-def test_on_a_device_spans_are_timed_by_it() -> None:
+def test_spans_on_a_device_are_timed_by_the_device() -> None:
     cuda = SimulatedCuda()
     recording = Recording(cuda=cuda)
     modules = ModuleSpans(recording.tracer)

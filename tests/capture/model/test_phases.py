@@ -259,7 +259,7 @@ def test_clipping_is_part_of_a_graph_that_may_not_break(phases: Recording) -> No
         uninstall()
 
 
-def test_what_torch_opens_keeps_what_it_has(phases: Recording, tmp_path: Path) -> None:
+def test_a_file_opened_by_torch_keeps_its_attributes(phases: Recording, tmp_path: Path) -> None:
     save_bound_early(1, tmp_path / "saved")
     opened = torch.serialization._open_file_like(tmp_path / "saved", "rb")
     with opened as file:

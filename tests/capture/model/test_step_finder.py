@@ -406,7 +406,7 @@ def test_an_optimizer_that_no_longer_steps_does_not_hold_up_the_steps(loop: Reco
     assert len(steps(loop)) > 15
 
 
-def test_of_a_pace_that_is_gone_no_id_is_left(loop: Recording) -> None:
+def test_the_id_of_an_optimizer_that_is_gone_is_forgotten(loop: Recording) -> None:
     """A later object may get it. Nobody sets the pace any more: the second one steps in each iteration."""
     pace, second = optimizer(), optimizer()
     alternate(loop, pace, second, 4)

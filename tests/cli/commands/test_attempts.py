@@ -52,7 +52,7 @@ FAILED = {
 LINE = "Attempt 1 (--attempt 0): 3 ranks, steps 0–6, failed: ValueError on rank 1."
 
 
-def test_a_job_that_ended_well_after_a_restart_has_no_finding_and_its_attempts_are_told(restarted: Path) -> None:
+def test_a_job_that_ended_well_after_a_restart_has_no_finding_and_its_attempts_are_reported(restarted: Path) -> None:
     assert answer("doctor", restarted)["run"]["earlier_attempts"] == [FAILED]
     assert answer("doctor", restarted)["findings"] == []
     assert LINE in invoke("doctor", restarted)
@@ -127,7 +127,7 @@ def test_a_list_names_the_attempts_and_how_each_ended(restarted: Path) -> None:
     assert f"gpt: {LINE}\n" in invoke("list", restarted.parent)
 
 
-def test_of_many_attempts_the_last_ones_are_told(tmp_path: Path) -> None:
+def test_the_last_of_many_attempts_are_shown(tmp_path: Path) -> None:
     for attempt in range(7):
         rows = [*steps(attempt, attempt + 3), mark("end", {})]
         write_rank(tmp_path / "runs" / "r", rows, attempt=attempt, session=1_000 * attempt, pid=attempt)

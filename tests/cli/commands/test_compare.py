@@ -113,7 +113,7 @@ def test_a_run_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     assert "nothing" in result.output
 
 
-def test_a_library_and_a_setting_of_nccl_that_only_one_run_had_are_told(
+def test_a_library_and_a_setting_of_nccl_that_only_one_run_had_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both runs are recorded by the recorder itself; the second one has been tampered with, and has a secret."""

@@ -42,7 +42,7 @@ def test_findings_are_exit_1(tmp_path: Path) -> None:
     assert any("1 of 2 ranks have no readable files" in finding for finding in answer["findings"])
 
 
-def test_what_cannot_be_read_is_exit_2(tmp_path: Path) -> None:
+def test_an_unreadable_run_is_exit_2(tmp_path: Path) -> None:
     result = runner.invoke(app, ["doctor", str(tmp_path)])
     assert result.exit_code == 2
 
@@ -75,14 +75,14 @@ def test_the_engine_that_recorded_is_told_and_what_python_costs_on_a_gpu(tmp_pat
     assert answer["engines"] == [{**engine, "ranks": [rank]} for rank, engine in enumerate(engines)]
 
 
-def test_versions_that_differ_between_ranks_are_told(tmp_path: Path) -> None:
+def test_versions_that_differ_between_ranks_are_reported(tmp_path: Path) -> None:
     for rank, version in enumerate(("2.13.0", "2.12.1")):
         write_rank(tmp_path / "run", [mark("end", {})], rank=rank, world_size=2, versions={"torch": version})
     result = runner.invoke(app, ["doctor", str(tmp_path / "run")])
     assert "Ranks run different versions of torch: 2.13.0 on rank 0; 2.12.1 on rank 1." in result.output
 
 
-def test_drops_are_told_with_their_time(tmp_path: Path) -> None:
+def test_drops_are_reported_with_their_time(tmp_path: Path) -> None:
     dropped = row(kind=schema.MARK, name="dropped", start=10**9, end=10**9, detail='{"collective": 7}')
     write_rank(tmp_path / "run", [*steps(0, 2), dropped, mark("end", {})])
     result = runner.invoke(app, ["doctor", str(tmp_path / "run")])

@@ -72,7 +72,7 @@ def test_lists_of_ranks_are_text_in_csv(tmp_path: Path) -> None:
         assert {row["ranks"] for row in csv.DictReader(file)} == {"[0, 1]"}
 
 
-def test_without_the_package_chrome_json_is_written_and_said(
+def test_without_the_package_chrome_json_is_written_and_reported(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(perfetto, "is_available", lambda: False)

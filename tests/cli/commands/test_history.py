@@ -67,7 +67,7 @@ def test_a_command_that_is_asked_to_keeps_its_verdict(command: str, runs: Path, 
 @pytest.mark.parametrize(
     "words", [["summary", "slow", "--steps", "4:8"], ["straggler", "slow", "--baseline", "healthy"]]
 )
-def test_of_a_part_of_a_run_or_with_another_reference_none_is_kept(words: list[str], runs: Path) -> None:
+def test_no_verdict_is_kept_on_a_part_of_a_run_or_against_another_reference(words: list[str], runs: Path) -> None:
     result = invoke(*(runs / word if (runs / word).is_dir() else word for word in words), "--keep", exit_code=2)
 
     assert "--keep keeps the verdict on one whole run" in " ".join(result.stderr.split())
@@ -119,7 +119,7 @@ def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Pa
     assert problem == "! empty: It holds no recorded run (no rank-NNNNN folders)."
 
 
-def test_of_runs_that_were_not_judged_it_is_said_how_to(runs: Path) -> None:
+def test_runs_that_were_not_judged_are_shown_with_the_command_that_judges_them(runs: Path) -> None:
     invoke("summary", runs / "healthy", "--keep")
 
     lines = invoke("list", runs).stdout.splitlines()

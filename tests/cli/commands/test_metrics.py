@@ -60,7 +60,7 @@ def test_the_lost_time_adds_up_to_the_steps(recorded: Path) -> None:
     assert float(parts["bubble"]) == pytest.approx(lost.bubble_ns / 1e9)
 
 
-def test_as_json_they_are_in_nanoseconds(recorded: Path) -> None:
+def test_json_has_the_times_in_nanoseconds(recorded: Path) -> None:
     printed = json.loads(runner.invoke(app, ["metrics", str(recorded), "--json"]).stdout)
     summary = summarise(recorded, "0:")
     assert summary.critical_path

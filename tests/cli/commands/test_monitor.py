@@ -26,7 +26,7 @@ def watch(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched.exit_code == 0, watched.output
 
 
-def test_what_it_named_in_a_run_directory_is_kept_for_hosts_also_when_the_run_is_deleted(
+def test_findings_of_the_monitor_outlive_a_deleted_run_for_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(tmp_path / "runs" / "r1", hosts=("alpha", "beta"))

@@ -54,7 +54,7 @@ def test_whether_it_fits_is_the_exit_code(tmp_path: Path, memory: str, exit_code
     assert " at its peak and has 74.51 GiB" in run_plan(path, "--memory", "80GB").stdout
 
 
-def test_what_fits_says_how_much_is_left(tmp_path: Path) -> None:
+def test_a_plan_that_fits_says_how_much_memory_is_left(tmp_path: Path) -> None:
     path = plan_file(tmp_path, dp=4)
     peak_bytes = json.loads(run_plan(path, "--json").stdout)["stages"][0]["memory"]["peak_bytes"]
     with_room = run_plan(path, "--memory", f"{2 * peak_bytes}B").stdout
@@ -90,7 +90,7 @@ def test_if_no_single_change_fits_several_together_do(tmp_path: Path) -> None:
         {"cp": 2, "recompute": "full"},
     ],
 )
-def test_json_is_what_the_schema_says(tmp_path: Path, layout: dict[str, Any]) -> None:
+def test_json_matches_the_schema(tmp_path: Path, layout: dict[str, Any]) -> None:
     printed = json.loads(run_plan(plan_file(tmp_path, **layout), "--json").stdout)
 
     assert list(errors("plan", printed)) == []
@@ -118,7 +118,7 @@ def test_buckets_of_equal_layers_are_one_row(tmp_path: Path) -> None:
     assert sum(int(row[4]) for row in rows) == len(in_json)
 
 
-def test_a_padded_vocabulary_is_said(tmp_path: Path) -> None:
+def test_a_padded_vocabulary_is_reported(tmp_path: Path) -> None:
     printed = run_plan(
         "--", *MEGATRON, "--tensor-model-parallel-size", "2", "--make-vocab-size-divisible-by", "100"
     ).stdout
@@ -127,7 +127,7 @@ def test_a_padded_vocabulary_is_said(tmp_path: Path) -> None:
     assert "is padded" not in run_plan("--", *MEGATRON).stdout
 
 
-def test_what_an_estimate_means_is_said_where_there_is_one(tmp_path: Path) -> None:
+def test_estimates_are_explained_where_there_are_any(tmp_path: Path) -> None:
     def legend(**layout: Any) -> list[str]:
         printed = run_plan(plan_file(tmp_path, **layout)).stdout
         return [line for line in printed.splitlines() if line.startswith(("source:", "estimate:"))]
@@ -164,7 +164,7 @@ def test_deepspeed_has_communication_of_data_parallel_ranks_only(tmp_path: Path)
          "query_groups (1) is below tp (2): Megatron-core then gathers"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_planned_is_an_error(words: list[str], message: str) -> None:
+def test_a_job_that_cannot_be_planned_is_an_error(words: list[str], message: str) -> None:
     result = run_plan(*words)
 
     assert result.exit_code == 2
@@ -264,7 +264,7 @@ def test_a_run_without_sizes_says_what_to_give(tmp_path: Path, facts: dict[str, 
     assert message in " ".join(result.stderr.split())
 
 
-def test_what_does_not_belong_to_a_comparison_is_refused(tmp_path: Path) -> None:
+def test_options_that_do_not_belong_to_a_comparison_are_refused(tmp_path: Path) -> None:
     words = ("--memory", "1", "--baseline", "file", "--tflops", "3")
     assert "leave out --memory, --tflops, --baseline" in run_plan("--against", str(tmp_path), *words).stderr
     assert "--steps belongs to --against" in run_plan("--steps", "1", plan_file(tmp_path)).stderr

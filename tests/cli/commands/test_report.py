@@ -40,7 +40,7 @@ def test_steps_are_chosen(tmp_path: Path) -> None:
     assert "The timeline holds all 12 steps." in result.stdout
 
 
-def test_of_a_large_run_only_the_steps_that_are_drawn_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_drawn_steps_of_a_large_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=30).run())
     pages = [tmp_path / "whole.html", tmp_path / "windows.html"]
 

@@ -66,7 +66,7 @@ def test_a_command_line_option_wins_over_a_variable_and_a_variable_over_a_defaul
     assert forwarded_variables(environment) == own
 
 
-def test_what_may_hold_a_secret_is_not_handed_to_a_launcher_that_prints_it() -> None:
+def test_secrets_are_not_handed_to_a_launcher_that_prints_them() -> None:
     secrets = {
         "COMMTRACE_MONITOR_WEBHOOK": "https://user:secret@host",
         "COMMTRACE_MONITOR_WEBHOOK_KEY": "secret",
@@ -99,7 +99,7 @@ def test_a_name_of_slurm_is_left_to_the_ranks_as_torchrun_may_have_another() -> 
     assert "COMMTRACE_RUN_ID" not in injected_environment({**task, "SLURM_JOB_ID": "47", "SLURM_STEP_ID": "0"}, {})
 
 
-def test_where_it_is_off_nothing_is_put_before_pythons_modules_on_any_node() -> None:
+def test_a_recording_that_is_off_puts_nothing_on_the_python_path_of_any_node() -> None:
     environment = injected_environment({"COMMTRACE_ENABLED": "0", "PYTHONPATH": "/mine"}, {})
 
     assert environment["PYTHONPATH"] == "/mine"
@@ -129,7 +129,7 @@ def test_a_command_that_cannot_be_started_says_so(tmp_path: Path) -> None:
     assert (text.returncode, text.stderr) == (126, "commtrace: ./text: not an executable file\n")
 
 
-def test_what_is_left_of_an_earlier_run_keeps_no_job_from_starting(tmp_path: Path) -> None:
+def test_leftovers_of_an_earlier_run_keep_no_job_from_starting(tmp_path: Path) -> None:
     (tmp_path / "commtrace-runs" / "old").mkdir(parents=True)
     (tmp_path / "commtrace-runs" / "old" / "rank-00000").symlink_to(tmp_path / "gone")
     assert _run("--", "echo", "started", cwd=tmp_path).stdout == "started\n"

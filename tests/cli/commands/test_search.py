@@ -177,7 +177,7 @@ def test_if_nothing_fits_it_says_so_and_ends_with_1(run: Path, tmp_path: Path, m
         (("JOB", "--gpus", "4096", "--global-batch", "3"), "no layout divides 16 layers and a global batch of 3"),
     ],
 )
-def test_what_cannot_be_searched_is_an_error_of_the_user(
+def test_a_run_that_cannot_be_searched_is_an_error_of_the_user(
     run: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     path = str(job(tmp_path))
@@ -195,7 +195,7 @@ def test_a_given_bandwidth_replaces_that_of_the_run(run: Path, all_layouts: Any,
     assert min(one["step_ns"] for one in slow) > 5 * min(one["step_ns"] for one in usual)
 
 
-def test_what_is_fixed_and_what_is_taken_for_granted_is_said(run: Path, all_layouts: Any, tmp_path: Path) -> None:
+def test_fixed_sizes_and_assumptions_are_named(run: Path, all_layouts: Any, tmp_path: Path) -> None:
     words, fixed = (run, job(tmp_path)), all_layouts
     tried = json.loads(run_search(*words, "--top", "1000", "--json", "--cp", "1,2").stdout)
 
@@ -207,7 +207,7 @@ def test_what_is_fixed_and_what_is_taken_for_granted_is_said(run: Path, all_layo
     assert "  cp  " in run_search(*words, "--cp", "2").stdout
 
 
-def test_what_the_plans_leave_out_is_said(run: Path, tmp_path: Path) -> None:
+def test_parts_that_the_plans_leave_out_are_named(run: Path, tmp_path: Path) -> None:
     layout = replace(LAYOUT, sequence_parallel=True, expert_dispatcher="other")
     experts = job(tmp_path, replace(MODEL, experts=8), layout)
     notes = json.loads(run_search(run, experts, "--json").stdout)["notes"]

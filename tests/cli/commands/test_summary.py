@@ -69,7 +69,7 @@ def test_one_rank_is_not_plural() -> None:
     assert printed(run).startswith("Run made-run · 1 rank on node0 ·")
 
 
-def test_what_was_not_recorded_is_not_shown_as_zero() -> None:
+def test_parts_that_were_not_recorded_are_not_shown_as_zero() -> None:
     alone = printed(make_run({0: [span("step", 0, 10 * MS, step=0)]}))
     assert row(alone, "0") == ["0", "10.0", "0", "0%", "–", "–", "10.0", "100%", "–"]
 
@@ -99,7 +99,7 @@ def test_a_wait_that_nobody_can_know_is_not_none() -> None:
     assert row(printed(both), "dp")[1:3] == ["0", "3.00"]
 
 
-def test_where_waiting_for_messages_is_bubble_the_table_of_roles_says_so() -> None:
+def test_the_table_of_roles_says_that_waiting_for_messages_is_bubble() -> None:
     text = printed(synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run)
     assert row(text[text.index("Stalls for communication") :], "pp")[1] == "bubble"
     assert "waiting for pipeline messages counts as bubble, above" in text
@@ -158,7 +158,7 @@ def test_calls_on_groups_of_one_rank_are_counted_and_not_listed() -> None:
     assert not any(line.startswith("tp  ") for line in text.splitlines())
 
 
-def test_waiting_in_calls_on_groups_of_one_rank_is_told_as_such() -> None:
+def test_waiting_in_calls_on_groups_of_one_rank_is_reported_as_such() -> None:
     alone = group("tp", 0)
     call = collective("all_reduce", alone, 0, 1, 2 * MS, step=0, id=7)
     text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), call, stall(call, 1, 2 * MS)]}, [alone]))
@@ -175,7 +175,7 @@ def test_the_clock_line_tells_the_residual() -> None:
 
 
 @pytest.mark.parametrize("all_ranks", [False, True])
-def test_of_many_ranks_the_extremes_are_shown(all_ranks: bool) -> None:
+def test_the_extremes_of_many_ranks_are_shown(all_ranks: bool) -> None:
     run = PipelineJob(1, 2, data_parallel=40, extra_forward_ns={rank: 1_000 * rank for rank in range(40)}).run()
     text = printed(run, all_ranks=all_ranks)
     table = text[text.index("Mean step") : text.index("The parts")].splitlines()[2:]

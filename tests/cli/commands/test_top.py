@@ -72,7 +72,7 @@ def test_a_whole_frame() -> None:
     assert bar.split("now  ")[1] == "████████" + "x" * 28 + "····"
 
 
-def test_who_was_waited_for_is_told_of_enough_steps() -> None:
+def test_the_awaited_rank_is_named_after_enough_steps() -> None:
     told = "Waited for, of all waiting: rank 7 100%"
     assert [told in drawn(replace(many(8), num_steps=steps)) for steps in (7, 8)] == [False, True]
 
@@ -91,7 +91,7 @@ def test_a_frame_fits_on_the_terminal() -> None:
         assert len(drawn(many(1024), 100, height=height)) <= height
 
 
-def test_of_many_ranks_those_that_stand_out_are_shown_and_the_others_counted() -> None:
+def test_of_many_ranks_only_outliers_are_shown_and_the_rest_is_counted() -> None:
     lines = drawn(many(64), 100, most_ranks=6)
     assert [row.rank for row in choose_ranks(many(64), 6)] == [0, 3, 5, 7, 62, 63]
     assert lines[-1] == "58 of 64 ranks hidden: compute 5.00–5.00 ms; --ranks N shows more"
@@ -107,7 +107,7 @@ def test_once_prints_a_frame_and_json_prints_it_as_json(tmp_path: Path) -> None:
     assert (answer["first_step"], answer["num_steps"], len(answer["ranks"])) == (7, 5, 4)
 
 
-def test_a_run_that_is_not_there_yet_is_said_and_ends_with_3(tmp_path: Path) -> None:
+def test_a_run_that_is_not_there_yet_is_reported_and_ends_with_3(tmp_path: Path) -> None:
     shown = runner.invoke(app, ["top", str(tmp_path / "later"), "--once"])
     assert shown.exit_code == 3
     assert shown.output.startswith("Nothing to show yet: ")
@@ -121,7 +121,7 @@ def test_an_address_without_anybody_is_an_error(tmp_path: Path) -> None:
     assert "does not answer" in shown.output
 
 
-def test_on_a_terminal_it_waits_for_the_run_draws_it_and_ends_quietly(tmp_path: Path) -> None:
+def test_top_waits_for_a_run_on_a_terminal_draws_it_and_ends_quietly(tmp_path: Path) -> None:
     run = tmp_path / "run"
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "commtrace", "top", str(run), "--refresh", "0.2"]

@@ -105,7 +105,7 @@ def test_steps_that_hardly_scatter_have_no_more_digits_than_a_microsecond(tmp_pa
 @pytest.mark.parametrize(
     ("healthy", "suggested"), [(Job(pp=4, steps=6), "whatif {} --bandwidth all=2x"), (Job(steps=6), "straggler {}")]
 )
-def test_what_is_suggested_without_a_slow_rank_is_a_command_that_works(
+def test_the_suggestion_without_a_slow_rank_is_a_command_that_works(
     healthy: Job, suggested: str, tmp_path: Path
 ) -> None:
     write(synthesize(healthy), tmp_path / "run")

@@ -98,7 +98,7 @@ def test_a_dashboard_asks_only_for_what_is_exported(name: str) -> None:
     assert asked <= exported()
 
 
-def test_what_a_gpu_does_is_told_by_its_tensor_cores_and_occupancy_and_by_nothing_else() -> None:
+def test_gpu_activity_has_tensor_cores_and_occupancy_and_nothing_else() -> None:
     """nvidia-smi's GPU-Util is the time in which any kernel runs, one that waits for another rank included."""
     asked = {word for name in NAMES for one in targets(name) for word in re.findall(r"DCGM\w+", one["expr"])}
     words = " ".join(f"{panel['title']} {panel.get('description', '')}" for name in NAMES for panel in panels(name))

@@ -51,7 +51,7 @@ def test_a_request_is_answered(client: MonitorClient, store: MonitorStore) -> No
     assert (store.windows(), store.hangs()) == ([report(1, 7).window], {2: stopped(2).report})
 
 
-def test_what_the_monitor_refuses_is_an_error_with_its_reason(client: MonitorClient) -> None:
+def test_a_report_that_the_monitor_refuses_is_an_error_with_its_reason(client: MonitorClient) -> None:
     with pytest.raises(MonitorError, match="refuses: the job has 4 ranks; rank 9 is not one of them"):
         client.exchange(report(9, 7))
 
@@ -160,7 +160,9 @@ def test_whoever_has_the_token_can_send_nothing_that_hurts(
 
 
 @pytest.mark.parametrize("length", [MOST_BYTES + 1, 2**31, 2**32 - 1])
-def test_what_says_that_it_is_too_long_is_not_read(length: int, server: MonitorServer, client: MonitorClient) -> None:
+def test_a_message_that_says_it_is_too_long_is_not_read(
+    length: int, server: MonitorServer, client: MonitorClient
+) -> None:
     with dialled(server) as (connection, _):
         connection.sendall(bytes(NONCE_BYTES) + struct.pack("!I", length) + bytes(32))
         assert connection.recv(1) == b""
@@ -199,7 +201,7 @@ def test_a_message_that_trickles_is_given_up(server: MonitorServer) -> None:
     assert time.monotonic() - begin < LIMIT_SECONDS
 
 
-def test_in_a_training_process_only_so_many_connections_are_looked_at() -> None:
+def test_a_training_process_looks_at_a_limited_number_of_connections() -> None:
     """Each takes a fraction of a millisecond of the interpreter: a flood must not take it from training."""
     answered = 0
 
@@ -310,7 +312,7 @@ def test_nobody_there_is_an_error_with_the_address(server: MonitorServer, client
         client.exchange(report(1, 7))
 
 
-def test_an_answer_that_fails_is_said_and_the_monitor_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_fails_is_reported_and_the_monitor_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     failures = [RuntimeError("made")]
 
     def answer(request: object) -> Reply:
@@ -329,7 +331,7 @@ def test_an_answer_that_fails_is_said_and_the_monitor_goes_on(caplog: pytest.Log
 @pytest.mark.parametrize(
     "text", ["", "host", "host:", ":1", "host:port", "host:99999", "h" * 300 + ":1", "a\nb:1", "1:²"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_a_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(AddressError, match="write HOST:PORT"):
         Address.parse(text)
 

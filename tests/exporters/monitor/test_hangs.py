@@ -240,7 +240,7 @@ def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
     assert event.rank == 2
 
 
-def test_a_rank_that_left_its_stack_is_told_with_its_place() -> None:
+def test_a_rank_that_left_its_stack_is_reported_with_its_place() -> None:
     ranks = Ranks()
     ranks.processes, ranks.stacks = {2: "runs"}, {(2, 5): ("/job/train.py:12 main",)}
     ranks.report(2, -4)
@@ -298,7 +298,7 @@ def test_a_silent_rank_is_told_in_the_words_of_the_doctor(process: str | None, w
     )
 
 
-def test_where_nobody_is_in_a_communication_it_is_said_where_ranks_are() -> None:
+def test_a_hang_outside_of_communication_says_where_the_ranks_are() -> None:
     reports = [report(rank, waits_at=None, launched=5, at=f"train.py:{7 + (rank == 3)} validate") for rank in range(4)]
     event = hang_event(traces(reports), 4, now=1.0)
     assert event.sentence == (

@@ -42,7 +42,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     return store
 
 
-def test_what_rank_0_publishes_is_found(store: Any) -> None:
+def test_the_address_that_rank_0_publishes_is_found(store: Any) -> None:
     assert find("run", 0) is None
     publish("run", 0, Address("10.0.0.5", 4711), TOKEN)
     assert find("run", 0) == (Address("10.0.0.5", 4711), TOKEN)
@@ -109,7 +109,7 @@ def test_a_file_that_others_can_read_is_not_used(tmp_path: Path, mode: int) -> N
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 257, "has spaces in it", "not-ascii-ééééééééééé", "a\n" * 20])
-def test_what_can_be_no_token_is_refused_and_not_repeated(tmp_path: Path, text: str) -> None:
+def test_an_impossible_token_is_refused_and_not_repeated(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
     path.write_text(text)
     path.chmod(0o600)

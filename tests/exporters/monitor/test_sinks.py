@@ -53,7 +53,7 @@ def test_that_it_cannot_be_told_who_is_slow_is_logged_once_until_it_can_be_told_
     ]
 
 
-def test_the_files_of_a_run_are_what_their_schemas_say(tmp_path: Path) -> None:
+def test_the_files_of_a_run_match_their_schemas(tmp_path: Path) -> None:
     job = Job("run", 0, 8, SECONDS)
     store = MonitorStore(job)
     aggregator = Aggregator(job, [FileSink(tmp_path)])
@@ -302,7 +302,9 @@ def test_without_a_url_there_is_no_webhook() -> None:
     assert open_webhook(MonitorConfig(webhook_format="slack"), "llm-7b") is None
 
 
-def test_what_fails_for_a_moment_is_sent_again_in_order(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_that_fail_for_a_moment_are_sent_again_in_order(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
     receiver.answers = [(500, {}), (503, {}), (502, {})]
     assert sent(receiver.url, [SILENT, BACK]) == [1, 2, 4]
     assert [body["kind"] for body in receiver.bodies] == [*["silent"] * 4, "back"]
@@ -328,7 +330,7 @@ def test_a_receiver_that_goes_on_failing_is_given_up_and_reported_once_without_w
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 410])
-def test_what_a_receiver_will_never_take_is_not_sent_again(
+def test_events_that_a_receiver_refuses_for_good_are_not_sent_again(
     receiver: Receiver, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.answers = [(code, {})]

@@ -43,7 +43,7 @@ def test_findings_are_for_who_asks(store: MonitorStore) -> None:
     assert store.answer(report(0, 1, findings=True)).findings == findings
 
 
-def test_who_asks_is_told_when_the_steps_of_the_job_began_and_ended(store: MonitorStore) -> None:
+def test_a_rank_that_asks_gets_the_begin_and_end_of_the_jobs_steps(store: MonitorStore) -> None:
     for rank in range(JOB.world_size):
         times = (StepTimes(7, 0, 1_000 - rank, 2_000 + rank),)
         assert store.answer(Report(JOB, WindowReport(rank, "node0", 0, 1, step_times=times))).job_steps == ()
@@ -51,7 +51,7 @@ def test_who_asks_is_told_when_the_steps_of_the_job_began_and_ended(store: Monit
     assert store.answer(asked).job_steps == (JobStep(7, 0, 997, 2_003, 4),)
 
 
-def test_no_more_steps_are_kept_than_are_told(store: MonitorStore) -> None:
+def test_no_more_steps_are_kept_than_are_reported(store: MonitorStore) -> None:
     for window in range(10):
         times = tuple(StepTimes(64 * window + number, 0, 1, 2) for number in range(64))
         store.answer(Report(JOB, WindowReport(0, "node0", 0, window, step_times=times)))
@@ -90,7 +90,7 @@ def test_a_hang_is_known_until_training_goes_on(store: MonitorStore) -> None:
     assert store.answer(stopped(1, of_rank=3)).refused == "a hang report of another rank"
 
 
-def test_what_it_holds_is_bounded_by_the_number_of_ranks(store: MonitorStore) -> None:
+def test_the_store_is_bounded_by_the_number_of_ranks(store: MonitorStore) -> None:
     for rank in range(4):
         store.answer(stopped(rank, tuple(range(2_000))))
     assert [reported is not None for reported in store.hangs().values()] == [True, True, False, False]

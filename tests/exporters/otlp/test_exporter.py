@@ -286,7 +286,7 @@ def test_requests_with_metrics_that_are_refused_are_counted_apart_from_spans(
     assert "spans were not exported" not in caplog.text
 
 
-def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:
+def test_findings_of_the_monitor_are_reported_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     exporter = opened(config=Config(otlp=OtlpConfig(level="steps", file=str(tmp_path))))
     finding = LiveEvent("silent", 1.7e9, 2, "alpha", "…")
     run_steps(exporter, 0, 1)
@@ -339,7 +339,7 @@ def test_what_leaves_nothing_to_do(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert "no export to otlp: OTEL_SDK_DISABLED=true switches it off" in caplog.text
 
 
-def test_who_asks_for_grpc_is_told(
+def test_grpc_is_refused_with_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")

@@ -69,7 +69,7 @@ def test_the_files_after_9999_are_found_and_bounded_too(tmp_path: Path) -> None:
     }
 
 
-def test_a_directory_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("a file")
     lines = LineFile(tmp_path / "taken", "r1")
 

@@ -115,7 +115,9 @@ def test_no_more_is_read_of_an_answer_than_matters(name: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("signal", ["spans", "metrics"])
-def test_of_what_was_sent_and_not_answered_nobody_knows(signal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_that_were_sent_and_not_answered_have_an_unknown_outcome(
+    signal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(SECONDS_OF_A_REQUEST))
     outcomes = []
     with answering(b"") as silent, answering(b"HTTP/1.1 400 no\r\nContent-Length: 0\r\n\r\n") as unwilling:
@@ -180,7 +182,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_who_refuses_costs_spans_that_are_counted_and_hears_no_secret_repeated(
+def test_a_collector_that_refuses_costs_counted_spans_and_no_secret_is_logged(
     name: str,
     opened: Callable[..., OtlpExporter],
     monkeypatch: pytest.MonkeyPatch,

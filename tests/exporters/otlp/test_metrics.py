@@ -73,7 +73,7 @@ def test_the_duration_of_steps_is_a_histogram() -> None:
     assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
 
 
-def test_what_became_of_each_signal_is_told_exactly() -> None:
+def test_the_outcome_of_each_signal_is_counted_exactly() -> None:
     metrics = by_name(made()[0])
     dropped = {
         name: {

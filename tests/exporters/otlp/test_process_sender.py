@@ -96,7 +96,7 @@ def test_one_that_is_frozen_holds_up_neither_the_harvester_nor_the_end(opened: C
     assert (account.produced, account.sent, account.total_dropped) == (45, 0, 45)
 
 
-def test_where_no_process_can_be_started_a_thread_sends(
+def test_a_thread_sends_when_no_process_can_be_started(
     opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
@@ -245,7 +245,7 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_what_is_asked_after_the_end_is_counted() -> None:
+def test_spans_after_the_end_are_counted() -> None:
     sender = ProcessSender(CONFIG, live_rank(0))
     sender.close(SECONDS)
     settled: list[tuple[int, bool | None]] = []

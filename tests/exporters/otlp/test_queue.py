@@ -63,7 +63,7 @@ def job(rows: int, *, is_root: bool = False, findings: int = 0) -> ExportedStep:
     return ExportedStep(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
 
 
-def test_what_does_not_fit_is_dropped_and_counted() -> None:
+def test_jobs_that_do_not_fit_are_dropped_and_counted() -> None:
     account = Account()
     queue = JobQueue(account, most_spans=10)
     for rows in (6, 7, 2):
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     assert account.dropped == {QUEUE_FULL: 5 + 3, REFUSED: 0, UNANSWERED: 0, AT_THE_END: 0}
 
 
-def test_what_comes_in_again_after_room_was_made_is_taken() -> None:
+def test_jobs_are_taken_again_after_room_was_made() -> None:
     account = Account()
     queue = JobQueue(account, most_spans=4)
     for _ in range(5):
@@ -86,7 +86,7 @@ def test_what_comes_in_again_after_room_was_made_is_taken() -> None:
     assert account.total_dropped == 0
 
 
-def test_at_the_end_the_rest_is_dropped_and_nothing_counts_afterwards() -> None:
+def test_closing_drops_the_rest_and_nothing_counts_afterwards() -> None:
     account = Account()
     account.produce(10)
     account.settle(3, True)
@@ -186,7 +186,7 @@ def test_no_more_are_held_than_the_monitor_keeps() -> None:
     assert held.release() == (own(0), own(1), own(2))
 
 
-def test_at_the_end_all_are_released() -> None:
+def test_all_held_steps_are_released_at_the_end() -> None:
     held = HeldJobSteps(live_rank(0), 12.0, Clock())
     held.hold(own(3))
 

@@ -76,7 +76,7 @@ def test_the_target_file_says_where_and_who(exporter: EndpointExporter, tmp_path
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_place_that_becomes_known_later_is_told(tmp_path: Path) -> None:
+def test_a_place_that_becomes_known_later_is_reported(tmp_path: Path) -> None:
     live = rank(tmp_path)
     exporter = EndpointExporter(Config(prometheus=PrometheusConfig(targets=tmp_path / "all")), live)
     exporter.step(summary(), [])
@@ -137,7 +137,7 @@ def test_the_ranks_of_a_node_take_consecutive_ports(tmp_path: Path) -> None:
     exporter.close()
 
 
-def test_a_port_in_use_is_said_once_and_everything_else_goes_on(
+def test_a_port_in_use_is_reported_once_and_everything_else_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as taken:
@@ -209,7 +209,7 @@ def test_clients_without_a_certificate_are_not_let_in(tmp_path: Path, certificat
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_who_connects_and_says_nothing_holds_up_neither_prometheus_nor_the_end(
+def test_a_silent_connection_holds_up_neither_prometheus_nor_the_end(
     tls: bool, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
@@ -264,7 +264,7 @@ def _holds(path: Path, line: str) -> bool:
     return path.exists() and line in path.read_text()
 
 
-def test_a_textfile_that_cannot_be_written_is_said_once(
+def test_a_textfile_that_cannot_be_written_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporter_module, "SECONDS_BETWEEN", 0.01)

@@ -234,7 +234,7 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
     assert bool(folded) == (len(pairs) > MOST_OPERATIONS)
 
 
-def test_what_is_known_of_waiting_is_told_beside_what_is_exposed_and_only_where_it_is_known() -> None:
+def test_known_waits_are_exported_beside_exposed_time() -> None:
     live, totals = rank(), StepCounters()
     totals.add(summary())
     live.split = {("all_reduce", "dp"): Split(150_000_000, 50_000_000)}

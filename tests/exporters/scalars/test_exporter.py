@@ -63,7 +63,7 @@ def exporting(place: Place, live: LiveRank) -> Iterator[ScalarExporter]:
         assert not exporter._thread.is_alive()
 
 
-def test_what_is_left_at_the_end_is_written_and_the_place_closed() -> None:
+def test_closing_writes_the_rest_and_closes_the_place() -> None:
     place = Place()
     with exporting(place, rank()) as exporter:
         exporter.step(summary(1), [])
@@ -153,7 +153,7 @@ def test_tensorboard_is_written_by_rank_0_alone() -> None:
     assert open_tensorboard(Config(), rank(number=3)) is None
 
 
-def test_where_tensorboard_is_missing_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorboard_is_answered_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as error:
         open_tensorboard(Config(), rank(number=0))

@@ -73,7 +73,7 @@ MEANS = JobMeans(
 )
 
 
-def test_what_the_monitor_knows_of_the_job_is_written_once_per_window() -> None:
+def test_findings_about_the_job_are_written_once_per_window() -> None:
     live = rank(number=0)
     live.score = 1.25
     stragglers = (live_straggler(2, cost_ms_per_step=80.0), live_straggler(5, cost_ms_per_step=20.0))

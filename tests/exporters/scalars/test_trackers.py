@@ -124,7 +124,7 @@ def test_a_wandb_run_that_is_finished_meanwhile_is_no_failure(
 
 
 @pytest.mark.parametrize("sink", [WandbRuns(), MlflowRuns()])
-def test_what_the_script_has_not_imported_is_not_imported(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_the_script_has_not_imported_is_not_imported(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("wandb", "mlflow", "mlflow.tracking.fluent"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert sink.is_ready()

@@ -35,6 +35,7 @@ QUESTIONS: Final = (
     "growth of the event pool",
     "elapsed time to an earlier event",
     "queries while a graph is captured",
+    "leads of marks",
     "end of the process",
     "Megatron-core: exposed communication",
     "Megatron-core: results",

@@ -76,7 +76,7 @@ def test_32_gpus_say_what_the_profile_does_not_have() -> None:
     assert any("Messages between nodes were not profiled" in note for note in found.notes)
 
 
-def test_what_is_written_has_the_sizes_and_is_read_back(tmp_path: Path) -> None:
+def test_a_written_configuration_has_the_sizes_and_is_read_back(tmp_path: Path) -> None:
     profile, found = searched("gpt_1_3B", 11_980)
     _, sizes = read_aceso_job(reference_data("aceso") / "configs" / "gpt_1_3B.json")
     path = tmp_path / "found.json"
@@ -125,6 +125,6 @@ def test_less_memory_recomputes_more_until_nothing_fits(uneven: AcesoProfile) ->
     assert search_aceso(uneven, job, 1, 1000, top=1).best == ()
 
 
-def test_a_form_that_was_not_profiled_is_said(uneven: AcesoProfile) -> None:
+def test_a_form_that_was_not_profiled_is_reported(uneven: AcesoProfile) -> None:
     with pytest.raises(ConfigurationError, match=r"divides 31 GPUs and a global batch of 4: profiled are .* \(1, 1\)"):
         search_aceso(uneven, AcesoJob("gpt", "small", 2, 4), 31, 1000, top=1)

@@ -50,7 +50,7 @@ def test_a_rank_that_did_not_arrive_is_seen(tmp_path: Path) -> None:
     assert any("Rank 1 was last seen in all_reduce number 8" in problem for problem in result.problems)
 
 
-def test_where_the_program_was_is_kept(tmp_path: Path) -> None:
+def test_the_place_in_the_program_is_kept(tmp_path: Path) -> None:
     import_flight_recorder([write_dump(tmp_path / "trace_0", entry(7, 0, state="scheduled"))], tmp_path / "run")
 
     (detail,) = load_run(tmp_path / "run").ranks[0].details.values()
@@ -109,7 +109,7 @@ def test_a_message_that_nobody_receives_is_a_hang_and_no_other_call(tmp_path: Pa
     assert [(seen.recorded, seen.in_flight) for seen in diagnosis.groups[0].messages] == [(1, 1), (1, 0)]
 
 
-def test_what_was_completed_nobody_knows_when_ended_before_the_dump(tmp_path: Path) -> None:
+def test_calls_completed_at_an_unknown_time_ended_before_the_dump(tmp_path: Path) -> None:
     """Old recorders name the state, and no time of it."""
 
     def old(seq: int, created: int, state: str) -> Any:
@@ -127,7 +127,7 @@ def test_what_was_completed_nobody_knows_when_ended_before_the_dump(tmp_path: Pa
     assert [(one.recorded, one.in_flight) for one in seen] == [(1, 1), (1, 0)]
 
 
-def test_what_a_rank_called_last_is_its_last_activity(tmp_path: Path) -> None:
+def test_the_last_call_of_a_rank_is_its_last_activity(tmp_path: Path) -> None:
     """Dumps of gloo have no ends but a common bound."""
     import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
 
@@ -315,7 +315,7 @@ FAR_AWAY = b"r" + (1 << 27).to_bytes(4, "little")
         (pickle.dumps([["x" * 1_000] * 300] * 1_000), "it takes more than .* bytes of memory"),
     ],
 )
-def test_what_would_take_far_more_memory_than_its_bytes_is_refused(
+def test_a_dump_that_would_take_far_more_memory_than_its_bytes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
 ) -> None:
     if "30 values" in message:
@@ -354,7 +354,7 @@ def test_a_group_that_no_job_has_is_refused(tmp_path: Path, ranks: Any) -> None:
         import_flight_recorder([tmp_path / "dump_0"], tmp_path / "run")
 
 
-def test_entries_that_the_recorder_does_not_write_are_left_out_and_told(tmp_path: Path) -> None:
+def test_entries_that_the_recorder_does_not_write_are_left_out_and_reported(tmp_path: Path) -> None:
     damaged = [entry(1, 200, profiling_name=3), entry(2, 300, collective_seq_id=-1), [], None]
     dump = write_dump(tmp_path / "dump_0", entry(0, 100), *damaged)
 

@@ -213,7 +213,7 @@ def test_ranks_are_those_of_the_communicator_of_all(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_without_a_communicator_of_all_ranks_are_numbered_and_it_is_said(tmp_path: Path) -> None:
+def test_without_a_communicator_of_all_ranks_are_numbered_and_it_is_reported(tmp_path: Path) -> None:
     files = [[line(rank % 2, 0, comm=f"0x{rank // 2}", pid=200 - rank)] for rank in range(4)]
 
     run, result = imported(tmp_path, *files)
@@ -284,14 +284,14 @@ def test_an_operation_of_which_the_plugin_knows_no_traffic_has_no_bytes(tmp_path
     assert (run.names[run.ranks[0].spans.name[0]], run.ranks[0].spans.bytes[0]) == ("All2All", -1)
 
 
-def test_durations_of_the_host_are_said(tmp_path: Path) -> None:
+def test_durations_of_the_host_are_reported(tmp_path: Path) -> None:
     run, result = imported(tmp_path, [line(0, 0, source="collective_cpu")])
 
     assert run.ranks[0].spans.timing.tolist() == [schema.HOST_TIMING]
     assert "1 durations were measured on the host, not by the GPU: they are too long." in result.notes
 
 
-def test_from_version_4_3_on_the_header_stands_before_the_operations(tmp_path: Path) -> None:
+def test_version_4_3_and_later_have_the_header_before_the_operations(tmp_path: Path) -> None:
     whole = [line(rank, 0, stop=100) for rank in range(2)]
     files = []
     for one in whole:
@@ -307,7 +307,7 @@ def test_from_version_4_3_on_the_header_stands_before_the_operations(tmp_path: P
     assert "84 records were overwritten before they were written (dump_stats)." in result.notes
 
 
-def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out_and_reported(tmp_path: Path) -> None:
     run, result = imported(tmp_path, [line(0, 0), line(0, 1), json.dumps(line(0, 2))[:150]])
 
     assert len(run.ranks[0].spans) == 2

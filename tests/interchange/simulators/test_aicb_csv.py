@@ -66,7 +66,7 @@ def test_the_reference_log_has_gb_and_one_group_size_for_all(tmp_path: Path) -> 
     assert sum(row.count for row in summary.communication) == 391
 
 
-def test_what_was_exported_comes_back(tmp_path: Path) -> None:
+def test_exported_rows_come_back(tmp_path: Path) -> None:
     lines = [INIT, END.format(7.0), GATHER, SEND, END.format(10.0), GATHER, END.format(2.0)]
     import_aicb_csv(write(tmp_path / "log.csv", *lines), tmp_path / "run")
 

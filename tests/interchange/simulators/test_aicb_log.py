@@ -68,7 +68,7 @@ def test_the_init_phase_and_each_step_are_apart() -> None:
     assert log.step_ns == (20 * MS, 10 * MS)
 
 
-def test_what_aicb_cannot_hold_is_said() -> None:
+def test_rows_that_aicb_cannot_hold_are_reported() -> None:
     assert log_of_rank(job(), 0).notes == (
         "1 calls are left out: AICB has no operation gather.",
         "1 calls are left out: began after the last step.",

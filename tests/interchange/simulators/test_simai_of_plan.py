@@ -89,7 +89,7 @@ def test_a_pipeline_has_a_part_of_the_layers(layout: Layout, end: str) -> None:
     )
 
 
-def test_what_differs_from_the_plan_is_said() -> None:
+def test_differences_from_the_plan_are_reported() -> None:
     gated = replace(MODEL, gated=True)
 
     assert len(differences(make_plan(MODEL, LAYOUT))) == 3

@@ -86,7 +86,7 @@ def test_groups_are_those_of_the_metadata_beside_the_trace(tmp_path: Path) -> No
     assert [rank.wait_ns for rank in summary.ranks] == [80_000, 0], "ranks are not those of the order of the files"
 
 
-def test_of_a_group_whose_members_are_not_told_waits_are_lower_bounds(tmp_path: Path) -> None:
+def test_waits_in_a_group_without_known_members_are_lower_bounds(tmp_path: Path) -> None:
     """Older versions neither name groups alike on all ranks nor tell their size."""
     files = []
     for rank in (0, 1):

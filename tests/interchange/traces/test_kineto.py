@@ -573,7 +573,7 @@ def test_a_rank_whose_host_launched_nothing_was_idle(tmp_path: Path) -> None:
     assert "idle, as its host launched nothing" in awaited.describe()
 
 
-def test_a_trace_begins_amid_the_job_and_says_nothing_of_its_end(tmp_path: Path) -> None:
+def test_a_trace_begins_amid_the_job_and_says_nothing_about_its_end(tmp_path: Path) -> None:
     """Its first collective has the number that it has in the job; kernels of graphs have none."""
     described: dict[str, Any] = {"group": "0", "ranks": [0], "collective": "allreduce"}
     events = [kernel(0, 5), nccl(5, 5, seq=812, **described), nccl(15, 5, seq=815, **described)]

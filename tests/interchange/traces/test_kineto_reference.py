@@ -95,7 +95,7 @@ def test_the_parts_are_exact_to_the_nanosecond(files: Any, answers: dict[int, An
         assert rank["other_ns"] == 0
 
 
-def test_who_waited_and_for_whom(tmp_path: Path) -> None:
+def test_the_reference_trace_shows_which_rank_waited_for_which(tmp_path: Path) -> None:
     summary = imported(dlrm(), tmp_path / "run")
 
     waits = {rank["rank"]: rank["wait_ns"] for rank in summary["ranks"]}
@@ -106,7 +106,7 @@ def test_who_waited_and_for_whom(tmp_path: Path) -> None:
     assert "Others waited longest for rank 7" in summary["abstentions"][0]
 
 
-def test_who_came_last(tmp_path: Path) -> None:
+def test_the_reference_trace_shows_which_rank_came_last(tmp_path: Path) -> None:
     imported(dlrm(), tmp_path / "run")
 
     analysis = analyse(tmp_path / "run")

@@ -86,14 +86,14 @@ def test_a_list_of_events_alone_is_a_trace(tmp_path: Path) -> None:
     assert names == [event.get("name", "") for event in NASTY]
 
 
-def test_of_a_list_of_events_the_first_piece_shows_that_there_is_no_header(tmp_path: Path) -> None:
+def test_a_list_of_events_is_recognised_as_headless_by_its_first_piece(tmp_path: Path) -> None:
     for content, is_list in ((NASTY, True), ({"traceEvents": NASTY}, False)):
         file = TraceFile(written(tmp_path / "trace.json", json.dumps(content)))
         assert next(file.events()) == []
         assert file.is_list is is_list
 
 
-def test_what_json_does_not_allow_but_profilers_write_is_read(tmp_path: Path) -> None:
+def test_invalid_json_that_profilers_write_is_read(tmp_path: Path) -> None:
     odd = '{"name": "a\tb", "ts": 1712345678901234.567, "args": {"occupancy": NaN, "bandwidth": Infinity}}'
     path = written(tmp_path / "trace.json", '{"traceEvents": [' + ", ".join([odd] * 30) + "]}")
 
@@ -121,7 +121,7 @@ def test_times_are_exact(microseconds: bytes, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"null", b"NaN", b'"NaN"', b'"Infinity"', b"1e30", b"[]", b'"soon"'])
-def test_what_is_no_time_is_not_taken_for_one(text: bytes) -> None:
+def test_a_value_that_is_no_time_is_not_taken_for_one(text: bytes) -> None:
     with pytest.raises(ValueError, match="is no time"):
         nanoseconds(msgspec.Raw(text))
 

@@ -94,7 +94,7 @@ def test_few_steps_in_a_wide_range_are_in_one_file(tmp_path: Path) -> None:
     assert load_run(tmp_path / "run").problems == ()
 
 
-def test_a_column_whose_name_is_damaged_is_told_in_words(tmp_path: Path) -> None:
+def test_a_column_whose_name_is_damaged_is_explained_in_words(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.parquet", two_stages())
     path.write_bytes(path.read_bytes().replace(b"gmc", b"\xffmc"))
 
@@ -140,7 +140,7 @@ def test_rows_without_a_time_are_refused(tmp_path: Path, change: Operation, mess
         import_whatif(write_trace(tmp_path / "trace.parquet", [{**first, **change}, *others]), tmp_path / "run")
 
 
-def test_what_a_row_has_none_of_may_be_left_empty(tmp_path: Path) -> None:
+def test_columns_that_do_not_apply_may_be_empty(tmp_path: Path) -> None:
     """Some writers put −1 where an operation belongs to no microbatch or chunk, others nothing."""
     empty = [{name: None if value == -1 else value for name, value in one.items()} for one in two_stages()]
     import_whatif(write_trace(tmp_path / "minus.parquet", two_stages()), tmp_path / "minus")

@@ -41,7 +41,7 @@ def test_the_straggler_command_gives_the_published_answers(tmp_path: Path) -> No
     assert report["launch_slowdown"] == pytest.approx(1.019, rel=1e-3)
 
 
-def test_where_only_the_rules_of_the_study_can_replay_a_trace_its_numbers_are_told(
+def test_a_trace_that_only_the_studys_rules_can_replay_has_the_studys_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -11,7 +11,7 @@ def stage(at: float, cause: str = "stage_imbalance") -> LiveStraggler:
     return LiveStraggler(2, "node0", "stage 1 (ranks 2–3)", "stage", cause, at, 30.0, 1.2, "Evidence.", "Do this.")
 
 
-def test_what_is_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
+def test_a_loss_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
     standing = StandingFindings(windows_to_name=2)
     by_time = [standing.join([stage(at - 4)] if at < 20 else [], at, "GPU") for at in (8.0, 12.0, 16.0, 20.0, 24.0)]
     assert [[event.kind for event in events] for events in by_time] == [[], ["straggler"], [], ["recovered"], []]
@@ -44,7 +44,7 @@ def test_one_that_is_seen_now_and_then_is_not_named() -> None:
     assert [standing.join([stage(0)] if at % 2 else [], at, "GPU") for at in range(8)] == [[]] * 8
 
 
-def test_what_could_not_be_looked_for_stands() -> None:
+def test_a_finding_that_could_not_be_looked_for_stands() -> None:
     standing = StandingFindings(windows_to_name=1)
     standing.join([stage(0, "communication")], 4.0, "GPU")
     assert standing.join([], 8.0, "GPU", kept=("communication",)) == []

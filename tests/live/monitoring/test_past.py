@@ -22,7 +22,7 @@ def past_of(*windows: Usual) -> Usual:
     return past.usual
 
 
-def test_of_a_stage_the_median_of_the_windows_in_which_it_was_well() -> None:
+def test_the_past_of_a_stage_is_the_median_of_its_healthy_windows() -> None:
     found_by_window = past_of(*(Usual({0: ns, 1: 90.0}) for ns in (100.0, 101.0, 130.0)), Usual({0: 102.0}))
     assert found_by_window == Usual({0: 101.5, 1: 90.0}, {}, "past")
 
@@ -87,7 +87,7 @@ def test_pauses_are_over_when_the_next_one_is_late() -> None:
     assert [bool(found) for found in found_by_window] == [*[False] * 6, True, True, False, False]
 
 
-def test_where_all_ranks_save_nobody_is_named() -> None:
+def test_nobody_is_named_while_all_ranks_save() -> None:
     assert joined({rank: [(12, 8_000)] for rank in range(4)}, "checkpoint", 3) == [[], [], []]
 
 
@@ -95,7 +95,7 @@ def test_collecting_a_few_times_is_chance() -> None:
     assert joined({3: [(12, 500), (20, 600)]}, "gc", 4) == [[], [], [], []]
 
 
-def test_what_costs_less_than_two_percent_is_not_named() -> None:
+def test_a_loss_below_two_percent_is_not_named() -> None:
     assert joined({0: [(4, 70), (12, 70)]}, "evaluation", 2)[1] == []
     assert joined({0: [(4, 90), (12, 90)]}, "evaluation", 2)[1] != []
 
@@ -109,7 +109,7 @@ def test_ranks_that_pause_in_the_same_steps_are_one_and_cost_what_one_of_them_do
 
 
 @pytest.mark.parametrize(("others", "is_named"), [((), True), ((20,), False)])
-def test_what_may_hit_any_rank_is_named_where_chance_hits_one_so_often_once_in_a_thousand(
+def test_pauses_are_named_on_a_rank_that_chance_hits_so_often_once_in_a_thousand(
     others: Sequence[int], is_named: bool
 ) -> None:
     """Six of six stalls hit one of four ranks by chance in 4 / 4⁶ of all cases, six of seven in 4 · 22 / 4⁷."""

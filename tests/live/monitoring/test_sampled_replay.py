@@ -70,7 +70,7 @@ def test_a_stage_that_becomes_slow_is_named_apart_from_one_that_always_was() -> 
     }
 
 
-def test_most_stages_that_become_slow_are_told_by_what_they_did_before() -> None:
+def test_most_stages_that_become_slow_are_recognised_by_what_they_did_before() -> None:
     *_, after = replayed(PIPELINE, ["uneven-stage=0,1,3:1.25@16:24"], 3)
     (verdict,) = after.verdicts
     assert verdict.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
@@ -108,7 +108,7 @@ def test_one_long_microbatch_of_a_replica_is_its_input_and_costs_what_the_others
     assert priced.of_rank[1].set_ns == pytest.approx(42.7 * MS, rel=0.02)  # what the simulated step is longer
 
 
-def test_where_all_microbatches_of_a_replica_are_longer_and_its_optimizer_step_is_not_that_is_its_input() -> None:
+def test_longer_microbatches_with_a_usual_optimizer_step_are_blamed_on_the_input() -> None:
     (priced,) = replayed(SLOW_REPLICA, [f"long-microbatch={number}-1:1.3" for number in range(8)], 1, (1, 3, 5, 7))
     assert priced.longer_inputs == (((1, 3, 5, 7), ""),)
 

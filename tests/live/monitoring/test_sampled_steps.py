@@ -68,7 +68,7 @@ def test_ranks_tell_whole_steps_and_the_monitor_reads_the_same_rows() -> None:
     assert (run.names[last.name[-1]], last.start[-1], last.end[-1]) == ("all_reduce", 1_960 * MS, 1_990 * MS)
 
 
-def test_of_many_steps_those_are_told_that_a_power_of_two_divides() -> None:
+def test_steps_that_a_power_of_two_divides_are_sampled_of_many() -> None:
     steps = SampledSteps(OF_THE_JOB)
     steps.take(0, "node1", sampled(0, range(101, 180)))
     steps.take(1, "node1", sampled(1, range(99, 184)))  # its window has other bounds

@@ -67,7 +67,7 @@ def test_every_call_is_split_exactly_whoever_is_the_last() -> None:
     }
 
 
-def test_of_an_overlapped_call_only_what_was_stood_still_is_split() -> None:
+def test_only_the_stalled_time_of_an_overlapped_call_is_split() -> None:
     ranks = blocks({0: [(20, 5)] * 2, 1: [(20, 1)] * 2, 2: [(4, 2)] * 2})
     assert judged(ranks) == {
         0: {KEY: Split(2 * 1 * MS, 2 * 4 * MS)},
@@ -94,7 +94,7 @@ def test_a_block_is_judged_once() -> None:
         pytest.param(Least(2, 0, GROUP, 0, 3, (6, 6)), id="other calls"),
     ],
 )
-def test_what_is_told_of_something_else_is_not_taken(least: Least) -> None:
+def test_least_times_of_another_block_are_not_taken(least: Least) -> None:
     ranks = blocks({0: [(20, 20)] * 2})
     ranks[0].settle([least])
     assert ranks[0].split == {}
@@ -106,7 +106,7 @@ def test_nothing_is_known_until_all_members_have_told_and_where_their_calls_diff
     assert judged(blocks(calls, seq={0: 7, 1: 7, 2: 8})) == {0: {}, 1: {}, 2: {}}
 
 
-def test_of_a_long_block_eight_steps_are_told() -> None:
+def test_eight_steps_of_a_long_block_are_reported() -> None:
     (waits,) = blocks({0: [(float(number), 0.0) for number in range(64)]}).values()
     (time,) = waits.newest.times
     assert time.durations_ns == tuple(number * MS for number in range(0, 64, 8))

@@ -100,7 +100,7 @@ def test_the_cause_is_the_work_that_is_too_much(work: Sequence[float], cause: st
     assert event.straggler.cause == cause
 
 
-def test_what_ranks_without_a_gpu_lose_is_not_called_gpu_hours() -> None:
+def test_losses_of_ranks_without_a_gpu_are_not_called_gpu_hours() -> None:
     watch = Watch(4, SECONDS)
     events = []
     for window in (0, 1):
@@ -110,7 +110,7 @@ def test_what_ranks_without_a_gpu_lose_is_not_called_gpu_hours() -> None:
     assert "12.0 ms per step, 11.5 rank-hours per day" in events[0].sentence
 
 
-def test_it_is_told_once_and_cleared_when_it_is_over() -> None:
+def test_it_is_reported_once_and_cleared_when_it_is_over() -> None:
     watch, events = watched(6, {5: (72, 5, 0, 5)})
     assert [event.kind for event in events] == [FOUND]
     watch, events = watched(4, watch=watch, begin=6)
@@ -164,7 +164,7 @@ def test_a_stage_with_more_work_is_compared_with_its_own_ranks() -> None:
     assert not watch.peers_missing
 
 
-def test_a_rank_alone_at_its_stage_is_not_judged_and_that_is_said() -> None:
+def test_a_rank_alone_at_its_stage_is_not_judged_and_that_is_reported() -> None:
     watch, events = Watch(2, SECONDS), []
     for window in range(4):
         events += watch.join([report(rank, window, (40 + 40 * rank, 0, 0, 0), stage=rank) for rank in (0, 1)], window)
@@ -230,7 +230,7 @@ def test_a_tensor_parallel_group_is_one_finding() -> None:
     assert (event.straggler.place, event.straggler.cause) == ("tensor_group", "compute")
 
 
-def test_ranks_that_become_slow_one_after_the_other_are_one_finding_that_is_told_once_and_changed() -> None:
+def test_ranks_that_become_slow_one_after_the_other_are_one_finding_that_is_reported_once_and_changed() -> None:
     """Rank 4 is slow from window 0 on, its host from window 2 on: one page."""
     watch, events = watched(2, {4: (80, 5, 0, 5)})
     watch, more = watched(3, dict.fromkeys((4, 5, 6, 7), (80, 5, 0, 5)), watch=watch, begin=2)
@@ -265,7 +265,7 @@ def test_a_rank_that_becomes_slow_long_after_another_is_a_finding_of_its_own() -
     assert [one.who for one in watch.stragglers] == ["rank 1 on node0", "rank 6 on node1"]
 
 
-def test_most_ranks_are_told_by_what_they_did_before() -> None:
+def test_most_ranks_are_recognised_by_what_they_did_before() -> None:
     watch, events = watched(3)
     slow = dict.fromkeys((0, 2, 3, 5, 6), (85, 5, 0, 5))
     _, events = watched(4, slow, watch=watch, begin=3)
@@ -276,7 +276,7 @@ def test_most_ranks_are_told_by_what_they_did_before() -> None:
     ) in events[0].sentence
 
 
-def test_where_neither_peers_nor_the_past_tell_who_is_slow_that_is_said_once_it_lasts() -> None:
+def test_an_abstention_is_reported_when_neither_peers_nor_the_past_show_the_slow_rank() -> None:
     """Three ranks that work 60, 80 and 90 ms have no normal."""
     work = dict(enumerate([(60, 0, 0, 0), (80, 0, 0, 0), (90, 0, 0, 0)]))
     watch, events = watched(1, work, ranks=3)
@@ -388,7 +388,7 @@ def test_stages_that_nobody_told_are_found_from_messages(
     )
 
 
-def test_of_seven_steps_nobody_is_named() -> None:
+def test_nobody_is_named_after_seven_steps() -> None:
     watch = Watch(4, SECONDS)
     for window in range(3):
         reports = [

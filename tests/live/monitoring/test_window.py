@@ -109,7 +109,7 @@ def test_a_step_longer_than_a_window_is_told_together_with_the_next_one() -> Non
 
 
 @pytest.mark.parametrize("every", [2, 3])
-def test_what_strikes_every_few_steps_is_told_step_by_step_and_left_out_of_the_work(every: int) -> None:
+def test_pauses_every_few_steps_are_reported_by_step_and_left_out_of_the_work(every: int) -> None:
     gathered = window()
     for number in range(12):
         gathered.add(replace(step(number), gc_ns=500 * MS if number % every == 0 else 0))
@@ -121,14 +121,14 @@ def test_what_strikes_every_few_steps_is_told_step_by_step_and_left_out_of_the_w
     assert report.steady_ns[2] == pytest.approx(0, abs=1)  # means are whole ns
 
 
-def test_what_every_step_takes_is_work() -> None:
+def test_time_of_every_step_is_work() -> None:
     gathered = window()
     for number in range(12):
         gathered.add(step(number, data=10 + number % 3))
     assert gathered.close(17, now_ns=0).pauses == ()
 
 
-def test_the_times_of_chosen_steps_are_told_once_on_the_wall_clock() -> None:
+def test_the_times_of_chosen_steps_are_reported_once_on_the_wall_clock() -> None:
     anchor = ClockAnchor(monotonic_ns=0, realtime_ns=10**18, bracket_ns=40)
     gathered = Window(LiveRank(metadata(3, world_size=8, anchor=anchor), Path("run")), times_every=2)
     for number in (1, 2, 3, 2):
@@ -142,7 +142,7 @@ def test_the_times_of_chosen_steps_are_told_once_on_the_wall_clock() -> None:
     assert gathered.close(19, now_ns=0).step_times == ()
 
 
-def test_of_very_short_steps_the_newest_are_told() -> None:
+def test_the_newest_of_very_short_steps_are_reported() -> None:
     gathered = Window(LiveRank(metadata(3, world_size=8), Path("run")), times_every=1)
     for number in range(100):
         gathered.add(step(number))
@@ -177,7 +177,7 @@ def test_a_report_survives_its_message_and_stays_small() -> None:
      b'{"rank": 1, "host": "a", "stage": 0, "window": 1, "work_ns": [1, 2, 3]}',
      b'{"rank": 1, "host": "a", "stage": 0, "window": 1, "exposed_ns": {"a": 99999999999999999999}}'],
 )  # fmt: skip
-def test_what_is_no_report_is_refused(message: bytes) -> None:
+def test_a_message_that_is_no_report_is_refused(message: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         msgspec.json.decode(message, type=WindowReport)
 

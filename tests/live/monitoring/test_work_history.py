@@ -79,7 +79,7 @@ def test_a_rank_is_slow_since_the_step_in_which_it_became_slow_and_the_time_is_t
     assert straggler.since == pytest.approx(begin / 10)
 
 
-def test_what_began_before_the_first_window_is_slow_since_the_first_step_that_is_compared() -> None:
+def test_slowness_from_before_the_first_window_dates_to_the_first_compared_step() -> None:
     watch, events = watched(noisy(lambda rank, step: 80 if rank == 1 else 60), steps=120, ranks=4)
     (straggler,) = watch.stragglers
     assert (straggler.since_step, straggler.since_first_compared) == (1, True)
@@ -107,7 +107,7 @@ def test_a_fault_with_gaps_shorter_than_a_window_has_one_begin() -> None:
     assert watch.stragglers[0].since_step == 30
 
 
-def test_where_the_slow_rank_changes_each_has_its_own_begin() -> None:
+def test_each_of_two_slow_ranks_in_turn_has_its_own_begin() -> None:
     def work(rank: int, step: int) -> float:
         return 80 if step >= 30 and rank == (1 if step < 133 else 2) else 60
 
@@ -125,7 +125,7 @@ def test_one_of_two_ranks_hands_its_fault_to_the_other() -> None:
     assert [(ranks, step) for ranks, step, *_ in named(events)] == [((0,), 90), ((1,), 190)]
 
 
-def test_of_steps_longer_than_a_window_half_the_begin_is_known_to_the_step() -> None:
+def test_the_begin_is_known_to_the_step_when_steps_are_longer_than_half_a_window() -> None:
     def work(rank: int, step: int) -> float:
         return 2_500 if rank == 1 and step >= 7 else 1_500
 
@@ -134,7 +134,7 @@ def test_of_steps_longer_than_a_window_half_the_begin_is_known_to_the_step() -> 
     assert [(one.since_step, one.since, one.since_within_steps) for one in watch.stragglers] == [(7, 21.0, 0)]
 
 
-def test_steps_too_short_for_a_sum_each_are_dated_to_a_sum_and_that_is_said() -> None:
+def test_steps_too_short_for_a_sum_each_are_dated_to_a_sum_and_that_is_reported() -> None:
     """400 steps of 10 ms in a window are 50 sums of 8."""
 
     def work(rank: int, step: int) -> float:
@@ -182,7 +182,7 @@ def test_a_report_holds_the_work_of_each_step_or_of_sums_that_all_ranks_divide_a
     assert sum(one.steps for one in report.work_sums) == report.steps
 
 
-def test_what_is_kept_of_a_large_job_is_bounded() -> None:
+def test_the_history_of_a_large_job_is_bounded() -> None:
     ranks = 20_000
     watch = Watch(ranks, SECONDS)
     history = watch._history

@@ -54,7 +54,7 @@ def test_the_ends_of_earlier_attempts_are_those_of_their_last_files(tmp_path: Pa
     assert [{*one.ranks[0].spans.step.tolist()} for one in (whole, end)] == [{*range(9)}, {8}]
 
 
-def test_what_lies_beside_the_segments_is_there_too(tmp_path: Path) -> None:
+def test_an_attempts_directory_has_the_side_files_too(tmp_path: Path) -> None:
     folder = write_rank(tmp_path / "run", steps(0, 2))
     write_exit(folder, 1_000, 3)
     (tmp_path / "run" / "monitor.json").write_text("{}")

@@ -100,7 +100,7 @@ def test_a_world_of_which_another_one_is_made_leaves_it_the_directory_though_its
 
 
 @pytest.mark.parametrize(("attempt", "number"), [(0, 2), (1, 1)])
-def test_of_one_launch_a_world_that_has_ended_keeps_its_directory_unless_it_is_started_again(
+def test_an_ended_world_of_a_launch_keeps_its_directory_unless_it_is_started_again(
     tmp_path: Path, attempt: int, number: int
 ) -> None:
     write_claim(tmp_path / "run-1", HERE._replace(world="b" * 16, launch="x", pid=2**22 + 1))

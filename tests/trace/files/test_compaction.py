@@ -151,7 +151,7 @@ def test_a_segment_that_somebody_shortened_or_deleted_is_left_alone(tmp_path: Pa
     assert not list(writer.directory.glob(f"*{COMPACTING}"))
 
 
-def test_a_segment_that_was_damaged_meanwhile_is_left_alone_and_told(tmp_path: Path) -> None:
+def test_a_segment_that_was_damaged_meanwhile_is_left_alone_and_reported(tmp_path: Path) -> None:
     writer = written(tmp_path, 20)
     path = writer.directory / "spans-0000.arrows"
     writer._end_segment()
@@ -164,7 +164,7 @@ def test_a_segment_that_was_damaged_meanwhile_is_left_alone_and_told(tmp_path: P
     assert "is damaged and was left out (its checksum differs" in " ".join(load_run(tmp_path).problems)
 
 
-def test_what_a_killed_process_left_behind_is_read_by_nobody_and_removed_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_ignored_and_removed_by_the_next(tmp_path: Path) -> None:
     writer = written(tmp_path, 3)
     writer.close()
     leftover = writer.directory / f"spans-0000.arrows{COMPACTING}"

@@ -30,7 +30,7 @@ IMPOSSIBLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("columns", IMPOSSIBLE)
-def test_an_impossible_row_is_left_out_and_told(tmp_path: Path, columns: dict[str, Any]) -> None:
+def test_an_impossible_row_is_left_out_and_reported(tmp_path: Path, columns: dict[str, Any]) -> None:
     write_rank(tmp_path, [*steps(0, 3), row(name="bad", **columns)])
     run = load_run(tmp_path)
     assert run.ranks[0].spans.step.tolist() == [0, 1, 2]

@@ -117,7 +117,7 @@ def test_what_the_recorder_wrote_is_kept(tmp_path: Path) -> None:
     assert exact(tmp_path) == {0: EARLY_END, 1: EXACT, 2: EXACT, 3: LATE_START}
 
 
-def test_as_they_are_in_the_files_older_recordings_say_nothing(tmp_path: Path) -> None:
+def test_older_recordings_say_nothing_about_exactness(tmp_path: Path) -> None:
     table = pa.concat_tables(read_files(written_before_the_columns(tmp_path, [launch(0, 0, 9)])))
 
     assert table["start_exact"].to_pylist() == table["end_exact"].to_pylist() == [None]

@@ -42,7 +42,7 @@ def test_functions_are_called_in_another_process(files: FileProcess) -> None:
     assert files.call(os.getpid) == files.pid != os.getpid()
 
 
-def test_what_a_function_raises_is_raised_here(files: FileProcess, tmp_path: Path) -> None:
+def test_an_exception_in_the_file_process_is_raised_here(files: FileProcess, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         files.call(segment_paths, tmp_path / "gone")
     assert raised.value.errno == errno.ENOENT
@@ -119,7 +119,7 @@ def test_half_a_request_is_not_answered_by_the_next_one(
 
 
 @pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
-def test_where_no_process_can_be_started_calls_are_made_here(
+def test_calls_are_made_in_this_process_when_no_other_can_be_started(
     files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executable: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
@@ -149,7 +149,7 @@ def test_a_copy_follows_a_file_in_memory(files: FileProcess, tmp_path: Path) -> 
     os.close(source)
 
 
-def test_of_what_finds_no_room_nothing_is_left_until_there_is_some(files: FileProcess, tmp_path: Path) -> None:
+def test_a_copy_that_finds_no_room_leaves_nothing_until_there_is_room(files: FileProcess, tmp_path: Path) -> None:
     """A limit of the size of files stands for a full disk: the first 4 KiB fit, the next ones do not."""
     source, path = os.memfd_create("source"), tmp_path / "copy"
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -239,7 +239,7 @@ def test_threads_share_it(files: FileProcess, tmp_path: Path) -> None:
     assert [files.call(size_of, tmp_path / str(number)) for number in range(8)] == [100] * 8
 
 
-def test_what_cannot_be_sent_back_is_an_error(files: FileProcess) -> None:
+def test_a_result_that_cannot_be_sent_back_is_an_error(files: FileProcess) -> None:
     with pytest.raises(OSError, match="lock"):
         files.call(threading.Lock)
     assert files.call(os.getpid) == files.pid

@@ -34,7 +34,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_of_several_runs_all_are_listed_the_newest_last(tmp_path: Path) -> None:
+def test_all_runs_are_listed_the_newest_last(tmp_path: Path) -> None:
     for name, written_at in (("b", 100_000), ("c", 300_000), ("a", 200_000)):
         recorded(tmp_path / name, written_at)
     lines = refusal(tmp_path).splitlines()
@@ -55,7 +55,7 @@ def test_a_rank_folder_and_a_file_in_it_lead_to_the_run(tmp_path: Path) -> None:
     assert refusal(segment) == f"{segment} is a file; pass the run directory around it, {run}."
 
 
-def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path} is empty: it holds no recorded run. Was the job started with")
     (tmp_path / "notes.txt").touch()
     assert "holds no recorded run (no rank-NNNNN folders)" in refusal(tmp_path)
@@ -114,7 +114,7 @@ def test_a_rank_whose_folder_may_not_be_read_is_skipped_and_named(
     assert run.problems[0] == f"{tmp_path / 'rank-00001'}: skipped, it cannot be read (Permission denied)."
 
 
-def test_for_a_path_that_does_not_exist_the_runs_there_are_listed(
+def test_a_path_that_does_not_exist_is_answered_with_the_runs_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -198,7 +198,7 @@ def num_rows(run: Run) -> list[int]:
     return [len(trace.spans) for trace in run.ranks.values()]
 
 
-def test_a_segment_that_is_missing_in_the_middle_is_told(tmp_path: Path) -> None:
+def test_a_segment_that_is_missing_in_the_middle_is_reported(tmp_path: Path) -> None:
     _, folder = write_two_ranks(tmp_path)
     (folder / "spans-0002.arrows").unlink()
 
@@ -223,7 +223,7 @@ def test_a_number_that_no_folder_holds_costs_no_memory(tmp_path: Path) -> None:
     assert "rank 0: 999999994 files are missing" in load_run(tmp_path).problems[0]
 
 
-def test_segments_that_are_missing_at_the_beginning_are_told(tmp_path: Path) -> None:
+def test_segments_that_are_missing_at_the_beginning_are_reported(tmp_path: Path) -> None:
     folder, _ = write_two_ranks(tmp_path)
     for number in (0, 1):
         (folder / f"spans-000{number}.arrows").unlink()
@@ -262,7 +262,7 @@ def test_one_more_than_the_budget_deleted_is_missing(tmp_path: Path) -> None:
     assert "1 file is missing" in load_run(tmp_path).problems[0]
 
 
-def test_segments_that_were_exchanged_between_ranks_are_told(tmp_path: Path) -> None:
+def test_segments_that_were_exchanged_between_ranks_are_reported(tmp_path: Path) -> None:
     one, other = (folder / "spans-0002.arrows" for folder in write_two_ranks(tmp_path))
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
@@ -296,7 +296,7 @@ def test_segments_are_read_in_the_order_in_which_they_were_written(tmp_path: Pat
     assert (num_rows(run), run.problems) == ([2, 2], ())
 
 
-def test_a_rank_of_another_import_is_told(tmp_path: Path) -> None:
+def test_a_rank_of_another_import_is_reported(tmp_path: Path) -> None:
     """One call writes all ranks of an import; here somebody has put a folder of another one in the place of its own."""
     for rank in range(3):
         write_rank(tmp_path, steps(0, 3), rank=rank, world_size=3, session=2_000 if rank == 1 else 1_000)
@@ -317,7 +317,7 @@ def test_the_link_of_a_recording_is_no_run_of_its_own_and_the_last_written_one_i
     assert runs_below(tmp_path) == [older, newer]
 
 
-def test_what_is_called_latest_and_is_no_link_stays(tmp_path: Path) -> None:
+def test_a_directory_called_latest_stays(tmp_path: Path) -> None:
     run = recorded(tmp_path / "latest", 1)
     link_as_latest(recorded(tmp_path / "other", 2))
 

@@ -28,7 +28,7 @@ def test_the_ranks_of_two_nodes_become_one_run(tmp_path: Path, place: Place) -> 
     assert (tmp_path / "run" / "monitor.json").read_text() == "{}"
 
 
-def test_what_was_copied_outlives_the_nodes_directories(tmp_path: Path) -> None:
+def test_a_merged_copy_outlives_the_nodes_directories(tmp_path: Path) -> None:
     write_node(tmp_path / "left", [0, 1], "job")
     write_node(tmp_path / "right", [2, 3], "job")
     merge([tmp_path / "left", tmp_path / "right"], tmp_path / "run", copy)

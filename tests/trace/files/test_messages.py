@@ -64,7 +64,7 @@ def test_whoever_reads_arrow_reads_the_segment_as_before(segment: Path) -> None:
     assert pa.ipc.open_stream(segment.read_bytes()).read_all().num_rows == 40
 
 
-def test_a_flipped_byte_costs_its_batch_and_is_told(segment: Path) -> None:
+def test_a_flipped_byte_costs_its_batch_and_is_reported(segment: Path) -> None:
     table = checksums(segment)
     assert table is not None
     second = [message for message, _ in table if message.kind == RECORD_BATCH][1]
@@ -78,7 +78,7 @@ def test_a_flipped_byte_costs_its_batch_and_is_told(segment: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["its length", "its words"])
-def test_what_says_where_a_message_ends_may_be_flipped_as_well(segment: Path, place: str) -> None:
+def test_the_length_of_a_message_may_be_flipped_as_well(segment: Path, place: str) -> None:
     table = checksums(segment)
     assert table is not None
     batch = [message for message, _ in table if message.kind == RECORD_BATCH][2]
@@ -107,21 +107,21 @@ def test_a_flip_in_a_dictionary_costs_the_batches_that_refer_to_it(tmp_path: Pat
     assert "the words that its rows refer to are damaged" in run.problems[0]
 
 
-def test_a_flipped_header_costs_its_segment_and_is_told(segment: Path) -> None:
+def test_a_flipped_header_costs_its_segment_and_is_reported(segment: Path) -> None:
     content = segment.read_bytes()
     flip(segment, content.index(b'"host":"alpha"') + 10)
     with pytest.raises(ValueError, match="its checksum differs"):
         load_run(segment.parents[1])
 
 
-def test_a_flip_in_the_table_costs_nothing_and_is_told(segment: Path) -> None:
+def test_a_flip_in_the_table_costs_nothing_and_is_reported(segment: Path) -> None:
     flip(segment, segment.stat().st_size - 60)
     run = load_run(segment.parents[1])
     assert len(run.ranks[0].spans) == 40
     assert "not the checksums" in run.problems[0]
 
 
-def test_every_flip_is_told(segment: Path) -> None:
+def test_every_flip_is_reported(segment: Path) -> None:
     """Nothing of a segment can change without a word: 1 byte in 41 is tried."""
     content = segment.read_bytes()
     table = checksums(segment)

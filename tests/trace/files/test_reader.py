@@ -28,7 +28,7 @@ def _steps(directory: Path, wanted: str | None = None, rank: int = 0) -> list[in
     return [int(step) for step in load_run(directory, wanted).ranks[rank].spans.step]
 
 
-def test_what_was_written_comes_back(tmp_path: Path) -> None:
+def test_written_columns_come_back(tmp_path: Path) -> None:
     columns = {
         "kind": schema.COLLECTIVE,
         "name": "all_reduce",
@@ -53,6 +53,8 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
         "start_exact": False,
         "end_exact": False,
         "detail": '{"members": [1, 2]}',
+        "start_lead_us": -3,
+        "end_lead_us": 2_500,
     }
     write_rank(tmp_path, [row(**columns)])
 
@@ -93,7 +95,7 @@ def test_spans_are_sorted_by_start_and_the_longer_first(written: list[tuple[int,
     assert (second.start.tolist(), second.id.tolist()) == ([written[0][0]], [0])
 
 
-def test_of_a_long_recording_every_column_is_kept_in_order(tmp_path: Path) -> None:
+def test_every_column_of_a_long_recording_is_kept_in_order(tmp_path: Path) -> None:
     rows: list[Row] = []
     for number in range(1_000):
         rows += [row(start=number, end=number + 1, id=number), mark("dropped", {"p2p": 1})]
@@ -158,7 +160,7 @@ def test_the_peak_memory_is_in_every_later_segment(tmp_path: Path) -> None:
     assert load_run(tmp_path).ranks[0].peak_memory == PeakMemory(1, 701, 1000)
 
 
-def test_what_a_rank_said_last_of_itself_is_kept_with_its_time(tmp_path: Path) -> None:
+def test_the_last_activity_of_a_rank_is_kept_with_its_time(tmp_path: Path) -> None:
     rows = [
         *steps(0, 2),
         row(kind=schema.MARK, name="activity", start=300, end=300, detail='{"no_progress_ns": 0}'),
@@ -202,7 +204,7 @@ def test_segments_of_other_steps_are_not_even_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "found"), [("1", [13]), ("0", [])])
-def test_where_nccl_measures_rows_may_come_some_segments_late(tmp_path: Path, value: str, found: list[int]) -> None:
+def test_rows_may_come_some_segments_late_when_nccl_measures(tmp_path: Path, value: str, found: list[int]) -> None:
     late = row(kind=schema.COLLECTIVE, step=13, start=1_300, end=1_350)
     rows = [*steps(0, 36), late, *steps(36, 60)]
     write_rank(tmp_path, rows, steps_per_segment=10, environment={"TORCH_NCCL_ENABLE_TIMING": value})
@@ -360,7 +362,7 @@ def test_ranks_of_an_earlier_job_of_the_same_name_are_left_out(
         ({"pid": 2, "anchor": ClockAnchor(9_500_000_000, 0, 0)}, False),
     ],
 )
-def test_two_jobs_at_once_under_one_name_are_told(tmp_path: Path, second: dict[str, Any], is_told: bool) -> None:
+def test_two_jobs_at_once_under_one_name_are_reported(tmp_path: Path, second: dict[str, Any], is_told: bool) -> None:
     begun = ClockAnchor(2_000_000_000, 1_700_000_000_000_000_000, 40)
     write_rank(tmp_path, [row(end=10_000_000_000)], session=1_000, pid=1)
     write_rank(tmp_path, [row(end=3_000_000_000)], **{"session": 2_000, "anchor": begun, **second})
@@ -385,7 +387,7 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     assert run.problems[0].startswith("2 of 4 ranks have no readable files: 1, 2. Bring their rank-NNNNN folders")
 
 
-def test_of_an_imported_run_no_folders_are_asked_for(tmp_path: Path) -> None:
+def test_no_folders_are_asked_for_of_an_imported_run(tmp_path: Path) -> None:
     write_rank(tmp_path, steps(0, 1), world_size=2, versions={"imported from": "kineto"})
 
     assert load_run(tmp_path).problems == (
@@ -492,7 +494,7 @@ def test_the_parent_of_several_runs_lists_them(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
-def test_where_nothing_was_recorded_the_likely_reason_is_said(tmp_path: Path) -> None:
+def test_an_empty_recording_is_answered_with_its_likely_reason(tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError, match=r"import commtrace\.auto"):
         load_run(tmp_path)
     with pytest.raises(RunNotFoundError, match="no such directory"):

@@ -20,7 +20,7 @@ def theirs(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_there_already_is_replaced_and_not_written(tmp_path: Path, theirs: Path) -> None:
+def test_a_link_in_the_way_is_replaced_and_its_target_not_written(tmp_path: Path, theirs: Path) -> None:
     for number, put in enumerate((Path.symlink_to, Path.hardlink_to)):
         path = tmp_path / f"report-{number}"
         put(path, theirs)

@@ -89,7 +89,7 @@ def test_a_file_may_grow_byte_by_byte(segment: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "rest", [b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\x40\x00\x00\x00" + bytes(64), b"garbage" * 99]
 )
-def test_what_is_no_message_ends_the_index(segment: Path, rest: bytes) -> None:
+def test_bytes_that_are_no_message_end_the_index(segment: Path, rest: bytes) -> None:
     content = segment.read_bytes()
     index = SegmentIndex(segment)
     index.extend()
@@ -225,7 +225,7 @@ def test_a_segment_that_was_compacted_meanwhile_is_read_whole(tmp_path: Path, mo
     assert problems == []
 
 
-def test_what_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
+def test_missing_and_damaged_segments_are_reported(tmp_path: Path) -> None:
     segments = recorded(tmp_path)
     found, rows = all_of(segments)
     segments[1].path.unlink()

@@ -134,7 +134,7 @@ def test_looks_are_read_in_their_order(tmp_path: Path, ended: Path) -> None:
     assert noted(tmp_path) == ((10, (2,)), (12, (1, 3)), (24, ())), "the one of another session is not this one's"
 
 
-def test_who_forgets_has_noted_nothing(tmp_path: Path, ended: Path) -> None:
+def test_a_note_of_gone_peers_can_be_forgotten(tmp_path: Path, ended: Path) -> None:
     note_gone_peers(ended, SESSION, 10, {2})
     forget_gone_peers(ended, SESSION)
     assert noted(tmp_path) == ()
@@ -144,7 +144,7 @@ def test_who_forgets_has_noted_nothing(tmp_path: Path, ended: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[11, [4]]", "[11, [-1]]", "[11, [true]]", "[-1, [1]]", "[11]", '{"ranks": 1}', "[1", "[" * 100_000]
 )
-def test_of_a_damaged_file_nothing_is_believed(tmp_path: Path, ended: Path, text: str) -> None:
+def test_nothing_in_a_damaged_file_is_believed(tmp_path: Path, ended: Path, text: str) -> None:
     (ended / f"gone-{SESSION}").write_text(f"[10, [2]]\n{text}\n")
     assert noted(tmp_path) == ()
 

@@ -81,7 +81,7 @@ def test_most_of_a_long_segment_is_never_read(tmp_path: Path, monkeypatch: pytes
     assert sum(end - first for first, end in read) < 20
 
 
-def test_what_is_written_between_two_looks_is_in_the_second(tmp_path: Path) -> None:
+def test_rows_written_between_two_looks_are_in_the_second(tmp_path: Path) -> None:
     writer = write(tmp_path, 0, range(10))
     tail = RunTail(tmp_path)
     assert tail.read(steps=3).end == 10
@@ -158,7 +158,7 @@ def test_a_run_without_steps_gives_what_it_has(tmp_path: Path) -> None:
     assert 60 <= len(newest.run.ranks[0].spans) <= 100
 
 
-def test_nothing_written_yet_is_said(tmp_path: Path) -> None:
+def test_nothing_written_yet_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError, match="no such directory"):
         RunTail(tmp_path / "not-there").read(steps=5)
     (tmp_path / "run" / "rank-00000").mkdir(parents=True)

@@ -62,7 +62,7 @@ def test_a_batch_of_many_short_steps_is_split_where_segments_end(tmp_path: Path)
         assert load_run(tmp_path, steps=str(step)).ranks[0].spans.step.tolist().count(step) == 1 + (step == 3)
 
 
-def test_what_comes_before_the_first_step_is_kept_with_it(tmp_path: Path) -> None:
+def test_rows_before_the_first_step_are_kept_with_it(tmp_path: Path) -> None:
     directory = write_rank(tmp_path, [mark("topology", {}), *steps(0, 2)], steps_per_segment=10)
 
     assert _plain(directory / "spans-0000.arrows")["step"].to_pylist() == [-1, 0, 1]
@@ -127,7 +127,7 @@ def _files_limited_to(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_said_once_keeps_what_was_written_and_a_new_segment_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_keeps_what_was_written_and_a_new_segment_goes_on(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, metadata())
     writer.write(steps(0, 3))
     written = (writer.directory / "spans-0000.arrows").stat().st_size

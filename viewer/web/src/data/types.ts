@@ -65,6 +65,7 @@ export interface RankTimes {
   hidden_ns: number;
   wait_ns: number;
   blame_ns: number;
+  launch_bound_ns: Record<string, number> | null;
   exposed_memory_ns: number;
   bubble_ns: number;
   idle_ns: number;
@@ -108,6 +109,7 @@ export interface Straggler {
   who: string;
   cause: string;
   cost_ms_per_step: number;
+  cost_is_bound: boolean;
   occurrence: string;
   evidence: unknown;
   next_step: string | null;
@@ -184,6 +186,7 @@ export interface Summary {
   ranks: RankTimes[];
   critical_path: { steps: number; ns: number; uncertain_ns: number; shares: PathShare[] } | null;
   lost_time: ({ gpus: number | null; steps_ns: number; ideal_ns: number } & Record<string, number | null>) | null;
+  launch_bound: string;
   awaited: Awaited[];
   communication: Communication[];
   modules: ModuleTime[];

@@ -10,7 +10,10 @@ export interface Block {
 }
 
 /** What a bar of the breakdown needs, ns per rank and step. */
-export type StepTimes = Omit<RankTimes, "rank" | "host" | "coordinates" | "wait_ns" | "blame_ns" | "hidden_ns">;
+export type StepTimes = Omit<
+  RankTimes,
+  "rank" | "host" | "coordinates" | "wait_ns" | "blame_ns" | "hidden_ns" | "launch_bound_ns"
+>;
 
 type Part = Exclude<keyof StepTimes, "exposed_ns" | "wall_ns" | "exposed_total_ns">;
 

@@ -31,7 +31,7 @@ function rank(number: number, stage: number, compute: number, wait = 0): RankTim
     bubble_ns: 0,
   };
   const exposed = { exposed_ns: { dp: { wait, transfer: 10 } }, exposed_total_ns: wait + 10 };
-  const counts = { hidden_ns: 4, wait_ns: 0, blame_ns: 0 };
+  const counts = { hidden_ns: 4, wait_ns: 0, blame_ns: 0, launch_bound_ns: { forward: number, backward: 1 } };
   const place = { rank: number, host: "a", coordinates: { pp: stage } };
   return { ...place, ...none, ...exposed, ...counts, compute_ns: compute, wall_ns: compute + wait + 10 };
 }
@@ -63,6 +63,9 @@ describe("bars", () => {
   it("are of ranks, or means of their groups", () => {
     expect(barsOfRanks({ ranks, run: RUN }, "rank", leads)).toHaveLength(3);
     const stages = barsOfRanks({ ranks, run: RUN }, "stage", leads);
+    expect(stages.map(({ launch_bound_ns }) => launch_bound_ns)).toEqual([1.5, 3]);
+    const unknown = ranks.map((one) => ({ ...one, launch_bound_ns: null }));
+    expect(barsOfRanks({ ranks: unknown, run: RUN }, "stage", leads)[0]!.launch_bound_ns).toBeNull();
     expect(labels(stages)).toEqual(["stage 0 · mean of 2", "stage 1 · mean of 1"]);
     expect(stages[0]!.times.compute_ns).toBe(110);
     expect(stages[0]!.times.exposed_ns).toEqual({ dp: { wait: 2.5, transfer: 10 } });

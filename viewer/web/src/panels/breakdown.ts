@@ -24,6 +24,7 @@ export interface Bar {
   label: string;
   times: StepTimes;
   hidden_ns: number | null;
+  launch_bound_ns: number | null; // the device waited for its host; null if that is not known
   show: (() => void) | null; // leads to the spans behind it
 }
 
@@ -43,7 +44,7 @@ export function showBreakdown(summary: Summary, overview: Overview | null, theme
   const steps = summary.run.steps.count || 1;
   byId("breakdown-hint").textContent =
     `Mean per step over ${steps} ${steps > 1 ? "steps" : "step"}. The parts of a rank add up to its wall time; ` +
-    "what is in no span is shown as other.";
+    `what is in no span is shown as other.${summary.launch_bound ? ` ${summary.launch_bound}` : ""}`;
   const ways = waysToGroup(ranks, overview);
   const by = byId<HTMLSelectElement>("breakdown-by");
   by.append(...ways.map((way) => element("option", way)));
@@ -89,6 +90,7 @@ export function barsOfRanks({ ranks, run }: Pick<Summary, "ranks" | "run">, by: 
     label,
     times: rank,
     hidden_ns: rank.hidden_ns,
+    launch_bound_ns: rank.launch_bound_ns && Object.values(rank.launch_bound_ns).reduce((sum, ns) => sum + ns, 0),
     show: () => leads.rank(rank.rank),
   });
   if (by === "rank") return ranks.map((rank) => single(rank, rankLabel(rank, run.parallel)));
@@ -111,6 +113,7 @@ function barsOfSteps(overview: Overview, leads: Leads): Bar[] {
     label: first === last ? `step ${first}` : `steps ${first}–${last}`,
     times,
     hidden_ns: null,
+    launch_bound_ns: null,
     show: leads.step(first),
   }));
 }
@@ -132,7 +135,18 @@ function mean(ranks: readonly RankTimes[]): RankTimes {
       transfer: average((rank) => rank.exposed_ns[role]?.transfer ?? 0),
     },
   ]);
-  return { ...ranks[0]!, ...numbers, rank: ranks[0]!.rank, exposed_ns: Object.fromEntries(exposed) };
+  const known = ranks.flatMap(({ launch_bound_ns: phases }) => (phases ? [phases] : []));
+  const launchBound = Object.keys(known[0] ?? {}).map((phase) => [
+    phase,
+    known.reduce((sum, phases) => sum + (phases[phase] ?? 0), 0) / known.length,
+  ]);
+  return {
+    ...ranks[0]!,
+    ...numbers,
+    rank: ranks[0]!.rank,
+    exposed_ns: Object.fromEntries(exposed),
+    launch_bound_ns: known.length ? Object.fromEntries(launchBound) : null,
+  };
 }
 
 /** The parts of a rank's step in the order in which they are stacked; together they are its wall time. */
@@ -212,6 +226,12 @@ function drawBars(
   );
 }
 
+const launchBoundColumn: ColumnOf<Bar> = {
+  heading: "launch-bound ms",
+  text: (bar) => (bar.launch_bound_ns === null ? "–" : formatMilliseconds(bar.launch_bound_ns)),
+  order: (bar) => bar.launch_bound_ns ?? -1,
+};
+
 function tableOf(bars: readonly Bar[], parts: readonly Part[], roles: readonly string[], theme: Colours): HTMLElement {
   const number = (heading: string, value: (bar: Bar) => number): ColumnOf<Bar> => ({
     heading: `${heading} ms`,
@@ -219,12 +239,14 @@ function tableOf(bars: readonly Bar[], parts: readonly Part[], roles: readonly s
     order: value,
   });
   const hidden = bars.some((bar) => bar.hidden_ns !== null);
+  const launchBound = bars.some((bar) => bar.launch_bound_ns !== null);
   return dataTable(
     [
       { heading: "of", text: (bar) => bar.label, isWords: true },
       number("wall", (bar) => bar.times.wall_ns),
       ...parts.map(({ name }) => number(name, (bar) => partOf(bar.times, name, roles, theme))),
       ...(hidden ? [number("hidden communication", (bar: Bar) => bar.hidden_ns ?? 0)] : []),
+      ...(launchBound ? [launchBoundColumn] : []),
     ],
     bars,
     (bar) => bar.show?.(),

@@ -36,7 +36,11 @@ export function stragglingRanks(summary: Summary): Set<number> {
 }
 
 function cost(found: Straggler): string {
-  return found.cost_ms_per_step.toFixed(2) + (found.occurrence ? ` (${found.occurrence})` : "");
+  return (
+    (found.cost_is_bound ? "≤ " : "") +
+    found.cost_ms_per_step.toFixed(2) +
+    (found.occurrence ? ` (${found.occurrence})` : "")
+  );
 }
 
 /** The steps of a finding, and its start as time of day in UTC. */

@@ -9,6 +9,7 @@
    hooks.c      torch's hooks of process groups, for the buckets of DistributedDataParallel
    modules.c  spans of forward and backward of modules
    stamps.c   device times of what CUDA graphs contain
+   stamper.c    what these need on a device: kernels, memory, its clock
    rows.c     what was recorded, on its way to the harvester as columns
    core.c     the module, and marks as objects of Python
 

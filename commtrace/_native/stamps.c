@@ -14,75 +14,18 @@
 
    The memory of a graph is used again when the graph and all its executables are gone, of which a user object tells. The
    kernels, and the memory as a whole, stay until the process ends: a graph may be replayed after the recording. */
-#include "core.h"
-#include "stamp_kernels.h"
+#include "stamps.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum {
-    NUM_SLOTS = 64,       /* of a stamp: replays that the device may be ahead of the thread; a power of two */
-    STAMPS_PER_PAGE = 8,  /* a page is 8 KiB */
-    PAGES_PER_ARENA = 512,
-    MOST_ARENAS = 32,
-    MOST_GRAPHS = 8192,   /* at a time */
     MOST_BYTES_READ = 64 << 20, /* that wait for the harvester */
-    NUM_ANCHORS = 16,
-    PROBE_POLLS = 2000,   /* then the device is too busy for an anchor */
-    PATIENCE_MS = 500,    /* of the self-test */
-    RELAXED = 2,          /* CU_STREAM_CAPTURE_MODE_RELAXED: allocating and loading are allowed while others capture */
     CAPTURE_ACTIVE = 1,   /* CU_STREAM_CAPTURE_STATUS_ACTIVE */
     KERNEL_NODE = 0, COPY_NODE = 1, /* CUgraphNodeType */
     NODE_PRIORITY = 8,    /* CU_LAUNCH_ATTRIBUTE_PRIORITY */
-    PORTABLE_AND_MAPPED = 3, /* CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP */
-    OWN_STREAM = 1,       /* CU_STREAM_NON_BLOCKING */
-    LOADS_IN_CAPTURES = 12030, /* CUDA 12.3: earlier drivers load nothing while any stream is captured */
-    LEAST_VERSION = 12000, /* with cuGraphAddKernelNode_v2 */
 };
-
-static const int64_t ANCHOR_INTERVAL_NS = 900000000;
-static const int64_t BASELINE_NS = 2000000000; /* of two anchors that tell the drift */
-static const double MOST_DRIFT = 200e-6;
-static const double UNKNOWN_DRIFT = 100e-6; /* between the device's clock and the host's, until it is measured */
-static const int64_t SELF_TEST_NS = 1000000;
-
-/* A slot of a stamp. The number is written last. */
-typedef struct {
-    _Atomic uint64_t time, number;
-} Slot;
-
-typedef struct Page {
-    Slot *slots; /* STAMPS_PER_PAGE times NUM_SLOTS */
-    uint64_t address;
-    struct Page *next_free;
-} Page;
-
-typedef struct {
-    uint64_t timer;
-    int64_t host_ns, bracket_ns;
-} Anchor;
-
-/* What is needed on a device, made once for each context, and never freed. */
-typedef struct {
-    Context context;
-    int device;
-    const char *failure; /* why there are no stamps; NULL if they can be had */
-    Function replay, stamp;
-    Stream stream;
-    int priority;
-    uint64_t counters, heads_address;
-    _Atomic uint64_t *heads; /* of graphs, by their number; that of number 0 is the probe's */
-    Slot *probe;
-    uint64_t probe_address, probes;
-    Page *free_pages;
-    int num_arenas;
-    Anchor anchors[NUM_ANCHORS]; /* a ring of the latest */
-    int num_anchors;             /* ever taken */
-    int64_t anchored_at;         /* when the last was tried */
-} Stamper;
 
 enum { UNUSED, CAPTURING, READ, ABANDONED };
 
@@ -115,8 +58,7 @@ typedef struct Reading {
     int64_t times[]; /* ns; NOT_APPLICABLE for a stamp that was not written */
 } Reading;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of pages and readings */
-static _Atomic(Stamper *) stampers[MOST_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of readings */
 static Stamps *graphs[MOST_GRAPHS];
 static _Atomic int num_graphs = 1; /* number 0 is the probe's */
 static int session_of_stamps;      /* what was begun in an earlier one is not read */
@@ -126,14 +68,6 @@ static _Atomic int64_t num_lost;
 
 /* ---- reasons why something has no stamps ------------------------------------------------------------------------ */
 
-static const char NO_CONTEXT[] = "the job uses no device here";
-static const char TOO_OLD[] = "the driver is none of CUDA 12.0 or newer";
-static const char LOADS_NOTHING[] = "another graph is captured, and a driver before CUDA 12.3 loads nothing meanwhile";
-static const char NO_JIT[] = "the driver may not compile PTX: CUDA_DISABLE_PTX_JIT is set, or its compiler is missing";
-static const char NOT_LOADED[] = "the driver has not loaded the kernels";
-static const char NO_MEMORY[] = "there is no memory for stamps";
-static const char NO_PROBE[] = "a stamp did not arrive within half a second";
-static const char WRONG_CLOCK[] = "two stamps that were 1 ms apart are not, by the device's clock";
 static const char NOT_CAPTURED[] = "the stream is not captured";
 static const char OTHER_DEVICE[] = "captured on another device than its graph";
 static const char OTHER_CONTEXT[] = "captured in another context than its graph";
@@ -142,247 +76,18 @@ static const char PROGRAMMATIC[] = "kernels around it overlap (programmatic edge
 static const char REFUSED[] = "the driver has refused";
 static const char NO_NODES[] = "its nodes in the graph were not found";
 
-/* ---- the device's clock ----------------------------------------------------------------------------------------- */
-
-static void pause_for_us(long microseconds) { nanosleep(&(struct timespec){0, microseconds * 1000L}, NULL); }
-
-/* Puts a stamp on our own stream, and returns whether it arrived; a device that is too busy is given up. */
-static bool take_probe(Stamper *stamper, Anchor *anchor, int patience_ms) {
-    if (atomic_load_explicit(&stamper->probe->number, memory_order_acquire) != stamper->probes) {
-        return false; /* the one before has not arrived yet */
-    }
-    uint64_t counter = stamper->counters, head = stamper->heads_address, slots = stamper->probe_address;
-    uint32_t mask = 0;
-    if (graph_driver.launch(stamper->replay, 1, 1, 1, 1, 1, 1, 0, stamper->stream, (void *[]){&counter, &head}, NULL) !=
-        DRIVER_SUCCESS) {
-        return false;
-    }
-    stamper->probes++;
-    int64_t before = host_ns();
-    if (graph_driver.launch(stamper->stamp, 1, 1, 1, 1, 1, 1, 0, stamper->stream, (void *[]){&counter, &slots, &mask},
-                            NULL) != DRIVER_SUCCESS) {
-        stamper->probes--;
-        return false;
-    }
-    for (int polls = 0;; polls++) {
-        if (atomic_load_explicit(&stamper->probe->number, memory_order_acquire) == stamper->probes) {
-            break;
-        }
-        if (polls >= PROBE_POLLS) {
-            if ((polls - PROBE_POLLS) / 10 >= patience_ms) {
-                return false;
-            }
-            pause_for_us(100);
-        }
-    }
-    int64_t after = host_ns();
-    uint64_t time = atomic_load_explicit(&stamper->probe->time, memory_order_relaxed);
-    *anchor = (Anchor){time, before + (after - before) / 2, after - before};
-    return true;
-}
-
-static Anchor *latest_anchor(Stamper *stamper) { return &stamper->anchors[(stamper->num_anchors - 1) % NUM_ANCHORS]; }
-
-static void take_anchor(Stamper *stamper) {
-    Anchor best = {.bracket_ns = INT64_MAX}, anchor;
-    for (int tries = 0; tries < 3; tries++) {
-        if (take_probe(stamper, &anchor, 0) && anchor.bracket_ns < best.bracket_ns) {
-            best = anchor;
-        }
-    }
-    if (best.bracket_ns == INT64_MAX) {
-        return;
-    }
-    if (stamper->num_anchors > 0) {
-        /* A wide bracket, as of a thread that lost its core, is no better than what the last one has become. */
-        const Anchor *last = latest_anchor(stamper);
-        double drifted_ns = 2 * UNKNOWN_DRIFT * (double)(best.host_ns - last->host_ns);
-        if ((double)best.bracket_ns > (double)last->bracket_ns + drifted_ns) {
-            return;
-        }
-    }
-    stamper->anchors[stamper->num_anchors++ % NUM_ANCHORS] = best;
-}
-
-/* The host's time of a reading of the device's clock, and half the width of where it may be. */
-static int64_t host_time(Stamper *stamper, uint64_t timer, int64_t *error_ns) {
-    const Anchor *last = latest_anchor(stamper);
-    int first_kept = stamper->num_anchors > NUM_ANCHORS ? stamper->num_anchors - NUM_ANCHORS : 0;
-    const Anchor *first = &stamper->anchors[first_kept % NUM_ANCHORS];
-    double elapsed = (double)(int64_t)(timer - last->timer), baseline = (double)(int64_t)(last->timer - first->timer);
-    double drift = 0, unsure = UNKNOWN_DRIFT;
-    if (baseline >= (double)BASELINE_NS) {
-        drift = (double)(last->host_ns - first->host_ns) / baseline - 1;
-        unsure = (double)(last->bracket_ns + first->bracket_ns) / 2 / baseline;
-        if (fabs(drift) > MOST_DRIFT) {
-            drift = drift > 0 ? MOST_DRIFT : -MOST_DRIFT;
-            unsure = UNKNOWN_DRIFT;
-        }
-    }
-    int64_t error = last->bracket_ns / 2 + llrint(fabs(elapsed) * unsure);
-    *error_ns = error > *error_ns ? error : *error_ns;
-    return last->host_ns + llrint(elapsed + elapsed * drift);
-}
-
-/* What was made on a device in the context that is used now; NULL if nothing was. */
-static Stamper *stamper_of(int device) {
-    Stamper *stamper = atomic_load_explicit(&stampers[device], memory_order_acquire);
-    return stamper != NULL && stamper->context == context_of_device(device) ? stamper : NULL;
-}
-
-void stamps_anchor(void) {
-    int64_t now = 0;
-    for (int device = 0; device < MOST_DEVICES && !device_has_failed(); device++) {
-        Stamper *stamper = stamper_of(device);
-        if (stamper == NULL || stamper->failure != NULL) {
-            continue;
-        }
-        now = now != 0 ? now : host_ns();
-        if (now - stamper->anchored_at >= ANCHOR_INTERVAL_NS) {
-            stamper->anchored_at = now;
-            driver.context_set_current(stamper->context);
-            take_anchor(stamper);
-        }
-    }
-}
-
-/* ---- making what a device needs --------------------------------------------------------------------------------- */
-
-static bool add_arena(Stamper *stamper) {
-    const size_t page_size = sizeof(Slot) * STAMPS_PER_PAGE * NUM_SLOTS;
-    char *memory;
-    uint64_t address;
-    Page *pages = calloc(PAGES_PER_ARENA, sizeof(Page));
-    if (pages == NULL || stamper->num_arenas == MOST_ARENAS ||
-        graph_driver.allocate_on_host((void **)&memory, page_size * PAGES_PER_ARENA, PORTABLE_AND_MAPPED) !=
-            DRIVER_SUCCESS ||
-        graph_driver.address_of_host(&address, memory, 0) != DRIVER_SUCCESS) {
-        free(pages);
-        return false;
-    }
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < PAGES_PER_ARENA; i++) {
-        pages[i] = (Page){(Slot *)(memory + i * page_size), address + i * page_size, stamper->free_pages};
-        stamper->free_pages = &pages[i];
-    }
-    pthread_mutex_unlock(&lock);
-    stamper->num_arenas++;
-    return true;
-}
-
-static bool has_free_page(const Stamper *stamper) {
-    pthread_mutex_lock(&lock);
-    bool has_any = stamper->free_pages != NULL;
-    pthread_mutex_unlock(&lock);
-    return has_any;
-}
-
-static const char *load_kernels(Stamper *stamper) {
-    Module module;
-    int status = graph_driver.module_load(&module, STAMP_KERNELS);
-    /* CUDA_ERROR_NO_BINARY_FOR_GPU, _JIT_COMPILER_NOT_FOUND, _JIT_COMPILATION_DISABLED */
-    if (status == 209 || status == 221 || status == 223) {
-        return NO_JIT;
-    }
-    if (status != DRIVER_SUCCESS ||
-        graph_driver.module_function(&stamper->replay, module, "commtrace_replay") != DRIVER_SUCCESS ||
-        graph_driver.module_function(&stamper->stamp, module, "commtrace_stamp") != DRIVER_SUCCESS) {
-        return NOT_LOADED;
-    }
-    return NULL;
-}
-
-static const char *allocate(Stamper *stamper) {
-    const size_t heads_size = MOST_GRAPHS * sizeof(uint64_t);
-    char *memory;
-    int least, greatest;
-    if (graph_driver.allocate_on_host((void **)&memory, heads_size + sizeof(Slot), PORTABLE_AND_MAPPED) !=
-            DRIVER_SUCCESS ||
-        graph_driver.address_of_host(&stamper->heads_address, memory, 0) != DRIVER_SUCCESS ||
-        graph_driver.allocate(&stamper->counters, heads_size) != DRIVER_SUCCESS ||
-        driver.stream_create(&stamper->stream, OWN_STREAM) != DRIVER_SUCCESS ||
-        graph_driver.set_memory(stamper->counters, 0, heads_size, stamper->stream) != DRIVER_SUCCESS) {
-        return NO_MEMORY;
-    }
-    memset(memory, 0, heads_size + sizeof(Slot));
-    stamper->heads = (_Atomic uint64_t *)memory;
-    stamper->probe = (Slot *)(memory + heads_size);
-    stamper->probe_address = stamper->heads_address + heads_size;
-    stamper->priority = graph_driver.priority_range(&least, &greatest) == DRIVER_SUCCESS ? greatest : 0;
-    return add_arena(stamper) ? NULL : NO_MEMORY;
-}
-
-/* The device's clock must go as the host's does: the documentation of PTX promises nothing about it. */
-static const char *test_clock(Stamper *stamper) {
-    Anchor first, second;
-    for (int tries = 0; tries < 3; tries++) {
-        if (!take_probe(stamper, &first, PATIENCE_MS)) {
-            return NO_PROBE;
-        }
-        for (int pauses = 0; pauses < 1000 && host_ns() - first.host_ns < SELF_TEST_NS; pauses++) {
-            pause_for_us(100);
-        }
-        if (!take_probe(stamper, &second, PATIENCE_MS)) {
-            return NO_PROBE;
-        }
-        double host = (double)(second.host_ns - first.host_ns), device = (double)(int64_t)(second.timer - first.timer);
-        if (host >= (double)SELF_TEST_NS && fabs(device - host) <= 0.1 * host) {
-            stamper->anchors[0] = second.bracket_ns < first.bracket_ns ? second : first;
-            stamper->num_anchors = 1;
-            stamper->anchored_at = second.host_ns;
-            return NULL;
-        }
-    }
-    return WRONG_CLOCK;
-}
-
-static const char *prepare(Stamper *stamper, bool is_alone) {
-    int version = 0;
-    if (graph_driver_missing() != NULL) {
-        return TOO_OLD;
-    }
-    if (graph_driver.version(&version) != DRIVER_SUCCESS || version < LEAST_VERSION) {
-        return TOO_OLD;
-    }
-    if (version < LOADS_IN_CAPTURES && !is_alone) {
-        return LOADS_NOTHING;
-    }
-    const char *failure = load_kernels(stamper);
-    failure = failure != NULL ? failure : allocate(stamper);
-    return failure != NULL ? failure : test_clock(stamper);
-}
-
 /* prepare_stamps(is_alone): why the current device has no stamps, "" if it has. */
 static PyObject *python_prepare(PyObject *module, PyObject *value) {
     (void)module;
     int is_alone = PyObject_IsTrue(value), device = device_is_open() ? device_of_context() : NOT_APPLICABLE;
-    Context context = device == NOT_APPLICABLE ? NULL : context_of_device(device);
     if (is_alone < 0) {
         return NULL;
     }
-    if (context == NULL || device_has_failed()) {
+    if (device == NOT_APPLICABLE || context_of_device(device) == NULL || device_has_failed()) {
         return PyUnicode_FromString(NO_CONTEXT);
     }
-    Stamper *stamper = stamper_of(device);
-    int mode = RELAXED;
-    if (stamper == NULL || stamper->failure == LOADS_NOTHING) {
-        stamper = calloc(1, sizeof *stamper);
-        if (stamper == NULL) {
-            return PyUnicode_FromString(NO_MEMORY);
-        }
-        *stamper = (Stamper){.context = context, .device = device};
-        Py_BEGIN_ALLOW_THREADS
-        driver.exchange_capture_mode(&mode);
-        stamper->failure = prepare(stamper, is_alone);
-        driver.exchange_capture_mode(&mode);
-        Py_END_ALLOW_THREADS
-        atomic_store_explicit(&stampers[device], stamper, memory_order_release);
-    } else if (stamper->failure == NULL && is_alone && !has_free_page(stamper)) {
-        driver.exchange_capture_mode(&mode);
-        add_arena(stamper); /* without it, what finds no room is not stamped */
-        driver.exchange_capture_mode(&mode);
-    }
-    return PyUnicode_FromString(stamper->failure == NULL ? "" : stamper->failure);
+    const char *failure = stamper_prepare(device, is_alone);
+    return PyUnicode_FromString(failure == NULL ? "" : failure);
 }
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------- */
@@ -390,28 +95,12 @@ static PyObject *python_prepare(PyObject *module, PyObject *value) {
 /* Called by a thread of the driver, which is asked nothing here. */
 static void graph_is_gone(void *stamps) { atomic_store(&((Stamps *)stamps)->is_gone, true); }
 
-static Page *take_page(Stamper *stamper) {
-    pthread_mutex_lock(&lock);
-    Page *page = stamper->free_pages;
-    if (page != NULL) {
-        stamper->free_pages = page->next_free;
-    }
-    pthread_mutex_unlock(&lock);
-    if (page != NULL) {
-        memset(page->slots, 0, sizeof(Slot) * STAMPS_PER_PAGE * NUM_SLOTS); /* numbers begin with 1 */
-    }
-    return page;
-}
-
 /* Makes the number of a graph that is gone available again. */
 static void recycle(Stamps *stamps) {
     Stamper *stamper = stamps->stamper;
-    pthread_mutex_lock(&lock);
     for (int i = 0; i < stamps->num_pages; i++) {
-        stamps->pages[i]->next_free = stamper->free_pages;
-        stamper->free_pages = stamps->pages[i];
+        stamper_return_page(stamper, stamps->pages[i]);
     }
-    pthread_mutex_unlock(&lock);
     stamps->num_pages = stamps->num_stamps = stamps->num_own_nodes = 0;
     atomic_store_explicit(&stamps->state, UNUSED, memory_order_release);
 }
@@ -646,7 +335,7 @@ static const char *add_stamp(Stamps *stamps, const Node *nodes, size_t count, in
     }
     if (page == stamps->num_pages) {
         Page **pages = realloc(stamps->pages, (size_t)(page + 1) * sizeof *pages);
-        Page *taken = pages == NULL ? NULL : take_page(stamper);
+        Page *taken = pages == NULL ? NULL : stamper_take_page(stamper);
         stamps->pages = pages == NULL ? stamps->pages : pages;
         if (taken == NULL) {
             return NO_MEMORY;
@@ -1014,7 +703,7 @@ static bool read_replay(Stamps *stamps, uint64_t begun, bool is_gone) {
         const Slot *slot = slot_of(stamps, i, number);
         bool is_written = atomic_load_explicit(&slot->number, memory_order_acquire) == number;
         uint64_t time = atomic_load_explicit(&slot->time, memory_order_relaxed);
-        reading->times[i] = is_written ? host_time(stamper, time, &reading->error_ns) : NOT_APPLICABLE;
+        reading->times[i] = is_written ? stamper_host_time(stamper, time, &reading->error_ns) : NOT_APPLICABLE;
     }
     /* A replay that has begun meanwhile may have written a time into a slot, and its number not yet. */
     atomic_thread_fence(memory_order_acquire);
@@ -1080,7 +769,7 @@ void stamps_close(void) {
 
 void stamps_in_forked_child(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* the parent's thread may have had it */
-    memset(stampers, 0, sizeof stampers);
+    stampers_in_forked_child();
     session_of_stamps++;
     atomic_store(&num_graphs, 1);
     first_reading = NULL; /* left behind */

@@ -220,7 +220,8 @@ class SimulatedDriver:
         self.path = path
         self.library: Any = ctypes.CDLL(str(path))
         for name, arguments in DRIVER_FUNCTIONS.items():
-            getattr(self.library, name).argtypes = arguments
+            if hasattr(self.library, name):  # older drivers lack some
+                getattr(self.library, name).argtypes = arguments
         for name, (result, arguments) in SCRIPT_FUNCTIONS.items():
             getattr(self.library, name).restype = result
             getattr(self.library, name).argtypes = arguments

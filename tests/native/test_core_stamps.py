@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,36 @@ def test_the_thread_ends_while_replays_go_on(stamped: Stamped) -> None:
     for _ in range(10):
         stamped.driver.launch_graph(executable, stamped.stream)
     stamped.driver.call("cuStreamSynchronize", stamped.stream)
+
+
+PROGRAMMATIC = "kernels around it overlap (programmatic edges)"
+
+
+def test_a_driver_that_cannot_tell_of_programmatic_edges(tmp_path: Path) -> None:
+    """As before CUDA 12.3, which answers such questions with an error."""
+    if simulated_driver.compiler() is None:
+        pytest.skip(simulated_driver.NO_COMPILER)
+    old = SimulatedDriver(simulated_driver.build(tmp_path, "-DBEFORE_12_3"))
+    assert not hasattr(old.library, "cuStreamGetCaptureInfo_v3")
+    for _ in range(100):
+        old.reset()  # so that its contexts are not those of the driver of other tests
+    old.initialize()
+    old.set_version(12020)
+    stamped = Stamped(old)
+    stamped.prepare()
+    _, executable = stamped.capture(3)
+    old.launch_graph(executable, stamped.stream)
+    assert list(stamped.read(1)) == [3]
+
+    stream = stamped.stream
+    old.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+    number = stamped.core.begin_stamps(4)
+    before = stamped.core.stamps_before(number, 0)
+    old.set_programmatic(stream)
+    assert stamped.core.stamps_before(number, 0) == PROGRAMMATIC
+    old.kernel(stream, KERNEL_NS)
+    assert stamped.core.stamp_start(number, before) == PROGRAMMATIC
+    old.set_programmatic(stream, False)
+    assert old.stamps(old.end_capture(stream)) == []
+    assert stamped.core.close_device(2_000)
+    stamped.core.use_clock(0)

@@ -22,6 +22,7 @@ from commtrace.capture.tracer import Tracer
 from tests.capture.recording import device_clock
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
+from tests.native.bare_core import BareCore, load_core
 from tests.safety.jobs import digest
 
 
@@ -47,6 +48,25 @@ class SimulatedGpu:
         # Whatever the steps of the test's recording are: the ends of these are looked for.
         monkeypatch.setattr(Tracer, "is_in_window", lambda _tracer, _step: True)
 
+    def prepare_stamps(self) -> SimulatedGpu:
+        """Have the device ready for stamps before jobs: its self-test takes time, which is scripted in jobs."""
+        bare = BareCore(
+            times_devices=True, raw_stream=self.cuda.raw_stream, current_device=self.cuda.current_device,
+            open_device=self._open_device,
+        )  # fmt: skip
+        bare.core.use_clock(self.cuda.driver.host_clock)
+        bare.core.mark()
+        self.cuda.reading_ns = 20_000
+        assert bare.core.prepare_stamps(True) == ""
+        self.cuda.reading_ns = 0
+        bare.core.end()
+        bare.core.close_device(1_000)
+        return self
+
+    def _open_device(self) -> bool:
+        load_core().open_driver(self.cuda.library_path, False)
+        return True
+
     def _clock(self, native: Native | None) -> DeviceTiming:
         return device_clock(self.cuda, native)
 
@@ -63,6 +83,7 @@ class SimulatedGpu:
             group.send([tensor(8)], 2, 0)
             group._end_coalescing(torch.device("cuda:0")).wait()
             group.allreduce([tensor(4, "cpu")], options(False))
+            self._capture_streams(group)
             self.nccl.is_aborted = True
             with suppress(dist.DistBackendError):
                 group.allreduce([tensor(32)], options(False))
@@ -72,6 +93,24 @@ class SimulatedGpu:
             self.cuda.current_stream().run(MILLISECOND)
         inner.replay()
         outer.replay()
+
+    def _capture_streams(self, group: Any) -> None:
+        """Works that are waited for late, beside, or not at all, and streams that wait for each other, in a capture."""
+        main, beside = self.cuda.current_stream(), self.cuda.Stream()
+        late = group.allreduce([tensor(8)], options(True))
+        beside.wait_stream(main)
+        with self.cuda.stream(beside):
+            late.wait()
+            group.allreduce([tensor(8)], options(False))
+        main.wait_event(beside.record_event())
+        unwaited = group.allreduce([tensor(8)], options(True))
+        main.follow(unwaited.captured_on)
+        for _ in range(18):
+            group.allreduce([tensor(1)], options(False))
+
+    def stamped_job(self) -> str:
+        """Go through the same with stamps in graphs."""
+        return self.job()
 
     def job(self) -> str:
         """Synchronous and asynchronous operations, brackets, pairs, graphs and their replays, phases, works that nobody

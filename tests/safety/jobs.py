@@ -196,7 +196,7 @@ def meshes() -> str:
     return digest(value, parameter, parameter.grad, loaded)
 
 
-OPTIONS: Final[dict[str, dict[str, Any]]] = {"script": {"steps": "0:5"}}
+OPTIONS: Final[dict[str, dict[str, Any]]] = {"script": {"steps": "0:5"}, "stamped_job": {"graphs": "stamps"}}
 """Of the configuration, by job."""
 
 OF_FOUR: Final[dict[str, Callable[[], str]]] = {

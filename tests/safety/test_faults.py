@@ -155,7 +155,8 @@ def test_of_four_ranks_natively(name: str, part: int, recorded: Any) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_with_a_gpu_natively(part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with jobs.rank_1_of_4():
-        break_every_line(devices.SimulatedGpu(monkeypatch).job, recorded, is_of_a_hook, part)
+        gpu = devices.SimulatedGpu(monkeypatch).prepare_stamps()
+        break_every_line(gpu.stamped_job, recorded, is_of_a_hook, part)
 
 
 @NATIVELY

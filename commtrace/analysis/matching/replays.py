@@ -141,7 +141,8 @@ class Replays:
         work = "Work" if self.phases == "graph" else self.phases
         from_graphs = "a CUDA graph" if self.count == 1 else "CUDA graphs"
         took = f"{self.time_ns / 1e6:.3g} ms per step" + ("" if self.count == 1 else f" in {self.count:.3g} replays")
-        return f"{work[:1].upper()}{work[1:]} replayed from {from_graphs}: {took}, {self._contents()}."
+        stamped = "" if self.stamped is None else f" {self.stamped.sentence}"
+        return f"{work[:1].upper()}{work[1:]} replayed from {from_graphs}: {took}, {self._contents()}.{stamped}"
 
     def _contents(self) -> str:
         if not self.is_known:

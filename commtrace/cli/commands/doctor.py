@@ -365,8 +365,6 @@ def _print_invisible(console: Console, diagnosis: Diagnosis) -> None:
         console.print(f"[yellow]Not visible:[/] {escape(path)}", soft_wrap=True)
     for replays in diagnosis.coverage.replays:
         console.print(escape(replays.sentence), soft_wrap=True)
-        if replays.stamped is not None:
-            console.print(escape(replays.stamped.sentence), soft_wrap=True)
     if diagnosis.coverage.not_visible or diagnosis.coverage.replays:
         console.print()
 

@@ -351,8 +351,6 @@ def _print_coverage(console: Console, summary: Summary) -> None:
         console.print(f"[yellow]Not visible:[/] {escape(path)}")
     for replays in coverage.replays:
         console.print(escape(replays.sentence))
-        if replays.stamped is not None:
-            console.print(escape(replays.stamped.sentence))
 
 
 _MOST_RANKS: Final = 16

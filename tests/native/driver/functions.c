@@ -249,12 +249,14 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *statu
     return leave(capture_info(stream, status, id, graph, dependencies, NULL, count));
 }
 
+#ifndef BEFORE_12_3
 CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                    const CUgraphNode **dependencies, const CUgraphEdgeData **edge_data, size_t *count)
 {
     ENTER(cuStreamGetCaptureInfo);
     return leave(capture_info(stream, status, id, graph, dependencies, edge_data, count));
 }
+#endif
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
@@ -325,6 +327,7 @@ CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *dependencies,
     return leave(list_nodes(graph, set->nodes, set->count, dependencies, count));
 }
 
+#ifndef BEFORE_12_3
 CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *dependencies, CUgraphEdgeData *edge_data,
                                        size_t *count)
 {
@@ -337,6 +340,7 @@ CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *dependenci
         edge_data[i] = (CUgraphEdgeData){.type = asked->is_programmatic};
     return leave(list_nodes(graph, asked->dependencies.nodes, asked->dependencies.count, dependencies, count));
 }
+#endif
 
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                                  const CUDA_KERNEL_NODE_PARAMS *params)
@@ -614,12 +618,14 @@ CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus *
     return cuStreamGetCaptureInfo_v2(or_per_thread(stream), status, id, graph, dependencies, count);
 }
 
+#ifndef BEFORE_12_3
 CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                         const CUgraphNode **dependencies, const CUgraphEdgeData **edge_data,
                                         size_t *count)
 {
     return cuStreamGetCaptureInfo_v3(or_per_thread(stream), status, id, graph, dependencies, edge_data, count);
 }
+#endif
 
 CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
 {

@@ -6,11 +6,11 @@
 ``functional`` measures the calling thread on torch's fake backend, in new processes: before ``commtrace.start``, while
 it records, and after ``commtrace.stop``, because what a recording leaves behind is one of the questions. ``ddp``
 measures the CPU time of the training thread, and of all threads, of all ranks under gloo, which sleep as if a device
-computed; *whole turns* are the means of all threads with the sleeps, and of the process beside each rank. It records
-and does not in turns within one job, because two jobs differ by more than what is measured; the row *noise* compares
-plain turns with each other. In each turn it trains with a bucket for each layer, and with one for all layers: what the
-former takes more is the buckets', the rest the step's. One rank shows the cost without gloo's. On a machine with other
-work, ``chrt -r 5`` before the command keeps that from the cores while a rank computes.
+computed; the last line is of commtrace's own threads and processes, sleeps included. It records and does not in turns
+within one job, because two jobs differ by more than what is measured; the row *noise* compares plain turns with each
+other. In each turn it trains with a bucket for each layer, and with one for all layers: what the former takes more is
+the buckets', the rest the step's. One rank shows the cost without gloo's. On a machine with other work, ``chrt -r 5``
+before the command keeps that from the cores while a rank computes.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import commtrace
+from bench.thread_time import native_threads_ns, python_threads_ns
 
 CALLS = 2_000
 BURSTS = 7
@@ -73,7 +74,7 @@ def ddp(options: argparse.Namespace) -> list[list[float]]:
     """Return medians of µs of CPU time per step, of turns: plain, recording, …, plain.
 
     The lists are of a model with a bucket for each layer: of the training thread, of all threads of this rank, and of
-    whole turns; and the same of one with a bucket for all layers.
+    commtrace's threads and processes (means); and the same of one with a bucket for all layers.
     """
     store = FileStore(options.store, options.ranks)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.ranks)
@@ -97,10 +98,10 @@ def ddp(options: argparse.Namespace) -> list[list[float]]:
         for model, optimizer in models:
             for _ in range(WARM_UP_STEPS):
                 step(model, optimizer)
-            start = process_and_children_ns()
+            start = python_threads_ns() + native_threads_ns() + child_processes_ns()
             steps = [step(model, optimizer) for _ in range(options.steps // options.turns)]
-            whole = (process_and_children_ns() - start) / 1000 / len(steps)
-            figures += [*(middle(column) for column in zip(*steps, strict=True)), whole]
+            end = python_threads_ns() + native_threads_ns() + child_processes_ns()
+            figures += [*(middle(column) for column in zip(*steps, strict=True)), (end - start) / 1000 / len(steps)]
         return figures
 
     phase()
@@ -122,9 +123,9 @@ def model_of(options: argparse.Namespace, bucket_cap_mb: float) -> tuple[torch.n
     return model, torch.optim.SGD(model.parameters(), lr=1e-6)
 
 
-def process_and_children_ns() -> int:
-    """Return the CPU time so far of this process and of those that it has started and that run, ns."""
-    total = time.process_time_ns()
+def child_processes_ns() -> int:
+    """Return the CPU time so far of the processes that this one has started and that run, ns."""
+    total = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
@@ -165,7 +166,7 @@ def print_ddp(options: argparse.Namespace) -> None:
     """Print ratios of turns to the mean of their neighbours, and what a bucket costs."""
     ranks, steps = run(options), options.steps // options.turns
     print(f"{options.ranks} gloo ranks, {options.buckets} buckets, {options.turns} turns of {steps} steps; µs per step")
-    for thread, name in enumerate(("training thread", "all threads", "whole turns")):
+    for thread, name in enumerate(("training thread", "all threads")):
         many, one = ([sum(turns) / len(ranks) for turns in zip(*(rank[index] for rank in ranks), strict=True)]
                      for index in (thread, 3 + thread))  # fmt: skip
         print(f"{name}: plain {statistics.median(many[::2]):.0f}, with one bucket {statistics.median(one[::2]):.0f}")
@@ -183,6 +184,14 @@ def print_ddp(options: argparse.Namespace) -> None:
                 f"    {row:10} × {quartiles(ratios, '.3f')}   with one bucket {quartiles(added_to_one, '+.0f')}   "
                 f"each further one {quartiles(per_bucket, '+.1f')}"
             )
+    print(f"commtrace's threads and processes: {own_time(ranks, 2)}   with one bucket {own_time(ranks, 5)}")
+
+
+def own_time(ranks: Sequence[Sequence[Sequence[float]]], index: int) -> str:
+    """Return the median of turns of commtrace's threads and processes, µs per step, and the quartiles in brackets."""
+    return quartiles(
+        [statistics.mean(rank[index][turn] for rank in ranks) for turn in range(1, len(ranks[0][0]), 2)], ".0f"
+    )
 
 
 def quartiles(values: Sequence[float], form: str) -> str:

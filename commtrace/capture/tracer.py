@@ -341,7 +341,7 @@ class Tracer:
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span:
         """Begin a phase, to be ended by :meth:`leave` in a ``finally``; arguments of −1 are the surrounding phase's."""
-        # With few calls of Python, here and in leave(): in a job whose data fill the caches each takes 2 to 3 µs.
+        # With few calls of Python, here and in leave(): where a job's data fill the caches each takes microseconds.
         outer = self._coordinates
         lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
         span = Span(kind, name, lane, outer, self.clock, None)

@@ -72,6 +72,7 @@ class RunCosts:
     notes: tuple[str, ...] = ()  # what was taken for granted, in sentences
     with_communication: PartTimes | None = None  # the same parts with what they waited for, other than messages
     stages: tuple[tuple[ChunkTimes, ...], ...] = ()  # whole chunks of each stage as they are; empty: from the parts
+    layers: tuple[ChunkTimes, ...] = ()  # a layer of each stage with what it waited for; empty: from the parts
     gaps: tuple[Gaps, ...] = ()  # of each stage; empty: none
     messages: Messages | None = None  # None: from the bandwidth of the links
     tail_ns: int | None = None  # behind the last backward; None: gradients, optimizer and what is missing of the step
@@ -121,6 +122,7 @@ def measure_costs(steps: StepModel, model: Model, layout: Layout) -> RunCosts:
     notes: list[str] = []
     work = _solve(_parts(slowest.work, model, layout), model, notes)
     whole = _solve(_parts(slowest.chunks, model, layout), model, [])
+    layers = [_layer(chunks, whole, model, layout, stage) for stage, chunks in enumerate(slowest.chunks)]
     near = steps.analysis.context
     table = communication_table(near.run, near.matches, steps.analysis.partition, near.roles, near.steps)
     return RunCosts(
@@ -137,6 +139,7 @@ def measure_costs(steps: StepModel, model: Model, layout: Layout) -> RunCosts:
         notes=tuple(notes),
         with_communication=_without_recomputation(whole, model, layout),
         stages=slowest.chunks,
+        layers=tuple(_without_recomputation(whole._replace(layer=layer), model, layout).layer for layer in layers),
         gaps=slowest.gaps,
         messages=messages if layout.pp > 1 else None,
         tail_ns=round(modelled_ns - phase_ns),
@@ -308,6 +311,14 @@ def recomputed_ns(layer: ChunkTimes, model: Model, recompute: str) -> int:
     """Return the time of the forward that is done again in the backward of a layer."""
     share = {"none": 0.0, "selective": attention_share(model), "full": 1.0}[recompute]
     return round(layer.forward_ns * share)
+
+
+def _layer(chunks: Sequence[ChunkTimes], parts: PartTimes, model: Model, layout: Layout, stage: int) -> ChunkTimes:
+    """Return a layer of a stage: what its chunks take without the embedding and the output layer, by their layers."""
+    layers = sum(map(len, layout.stage_layers(model, stage)))
+    ends = parts.chunk(0, is_first=stage == 0, is_last=stage == layout.pp - 1)
+    total = _map(sum, chunks)
+    return ChunkTimes(*(round(max(ns - end, 0) / layers) for ns, end in zip(total, ends, strict=True)))
 
 
 def _without_recomputation(parts: PartTimes, model: Model, layout: Layout) -> PartTimes:

@@ -16,6 +16,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import GRADIENT_NORM, Traffic, stage_traffic
 from commtrace.planning.layout import Layout, groups
 from commtrace.planning.memory import stage_memory
+from commtrace.planning.model import Model
 from commtrace.planning.parameters import stage_parameters
 from commtrace.search.candidates import fitting_model
 from commtrace.search.costs import Messages, PartTimes, RunCosts, recomputed_ns, schedule_ns
@@ -318,14 +319,17 @@ class Predictor:
 
     def _stages(self, layout: Layout) -> Sequence[Sequence[ChunkTimes]]:
         run, costs = self.costs.layout, self.costs
-        if costs.stages and self._has_the_work_of_the_run(layout):
-            divided = ("pp", "chunks", "first_stage_layers", "last_stage_layers", "recompute")
-            if not any(_differ(name, run, layout) for name in divided):
-                return costs.stages
-        parts = self._part_times(layout)
+        is_as_in_run = bool(costs.stages) and layout.pp == run.pp and self._has_the_work_of_the_run(layout)
+        divided = ("chunks", "first_stage_layers", "last_stage_layers", "recompute")
+        if is_as_in_run and not any(_differ(name, run, layout) for name in divided):
+            return costs.stages
+        of_all = self._part_times(layout)
         last = layout.pp * layout.chunks - 1
         stages = []
         for stage in range(layout.pp):
+            parts = of_all
+            if is_as_in_run:  # the layers of a slow stage stay slow
+                parts = of_all._replace(layer=_recomputing(costs.layers[stage], costs.model, layout.recompute))
             numbers = [chunk * layout.pp + stage for chunk in range(layout.chunks)]
             layers = [len(chunk) for chunk in layout.stage_layers(costs.model, stage)]
             stages.append(
@@ -357,8 +361,7 @@ class Predictor:
             measured = self.costs.parts
             scale = layout.microbatch * run.tp * run.cp / (run.microbatch * layout.tp * layout.cp)
             sent = self._sent_in_parts(layout)
-        again_ns = recomputed_ns(measured.layer, self.costs.model, layout.recompute)
-        layer = measured.layer._replace(backward_ns=measured.layer.backward_ns + again_ns)
+        layer = _recomputing(measured.layer, self.costs.model, layout.recompute)
         parts = []
         for times, (forward_ns, backward_ns) in zip((layer, measured.embedding, measured.output), sent, strict=True):
             parts.append(
@@ -419,6 +422,11 @@ class Predictor:
     def _reaches_over_nodes(self, layout: Layout, role: str) -> bool:
         looked_at = islice(groups(layout, role), _MOST_GROUPS_LOOKED_AT)
         return any(len({rank // self.gpus_per_node for rank in group}) > 1 for group in looked_at)
+
+
+def _recomputing(layer: ChunkTimes, model: Model, recompute: str) -> ChunkTimes:
+    """Return the times of a layer whose backward repeats so much of its forward."""
+    return layer._replace(backward_ns=layer.backward_ns + recomputed_ns(layer, model, recompute))
 
 
 def _differ(name: str, run: Layout, layout: Layout) -> bool:

@@ -516,6 +516,25 @@ def test_a_kind_that_is_unknown_does_no_harm() -> None:
     core.core.end()
 
 
+def test_a_phase_ends_with_its_place_and_takes_that_of_the_latest_stall() -> None:
+    core = BareCore()
+    core.method(nothing)(core.process_group, TENSORS, SYNCHRONOUS)
+    assert core.core.latest_end() is not None
+    core.core.end_phase(2, 0, 1, (7, 3, -1, -1), 10, 20, (7, -1, -1, -1))
+    assert core.core.latest_end() is None
+    core.method(nothing)(core.process_group, TENSORS, SYNCHRONOUS)
+    with pytest.raises(TypeError, match="a place is a tuple"):
+        core.core.end_phase(2, 0, 1, NO_PLACE, 10, 20, (7,))
+    with pytest.raises(TypeError):
+        core.core.end_phase(2, 0, 1, NO_PLACE, 10, 20)
+    assert core.core.latest_end() is not None
+
+    before, phase, after = core.take(COLLECTIVE, 2)
+    assert (phase["start"], phase["end"], phase["step"], phase["microbatch"]) == (10, 20, 7, 3)
+    assert [(row["step"], row["microbatch"]) for row in (before, after)] == [(-1, -1), (7, -1)]
+    core.core.end()
+
+
 # the device
 
 

@@ -8,7 +8,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.prediction.predict import StepModel
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
-from commtrace.synth import Job, synthesize, write
+from commtrace.synth import Fault, Job, synthesize, write
 
 MODEL = Model(layers=16, hidden=4096, heads=32, sequence=4096, vocabulary=32_000)
 LAYOUT = Layout(tp=2, pp=4, dp=2, microbatches=8, flash_attention=True)
@@ -16,7 +16,7 @@ FORWARD_NS = 8_000_000  # of a layer on one rank
 BACKWARD_NS = 16_000_000
 
 
-def record(folder: Path, layout: Layout, jitter: float = 0.0) -> Path:
+def record(folder: Path, layout: Layout, jitter: float = 0.0, faults: tuple[Fault, ...] = ()) -> Path:
     """Write a run in a layout: work is divided evenly by tp, and the optimizer's by all that divides parameters."""
     layers = MODEL.layers // (layout.pp * layout.chunks)
     job = Job(
@@ -33,6 +33,7 @@ def record(folder: Path, layout: Layout, jitter: float = 0.0) -> Path:
         optimizer_ns=24_000_000 // (layout.tp * layout.pp),
         steps=3,
         jitter=jitter,
+        faults=faults,
     )
     write(synthesize(job), folder)
     return folder

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.predict import StepModel
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
@@ -16,7 +18,8 @@ from commtrace.planning.model import Model
 from commtrace.search.costs import PartTimes, RunCosts, attention_share, measure_costs
 from commtrace.search.pipeline_time import ChunkTimes
 from commtrace.search.prediction import Predictor
-from tests.search.synthetic import BACKWARD_NS, FORWARD_NS, LAYOUT, MODEL, recorded
+from commtrace.synth import Fault
+from tests.search.synthetic import BACKWARD_NS, FORWARD_NS, LAYOUT, MODEL, record, recorded
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,21 @@ def test_bandwidths_that_were_not_measured_are_named(costs: RunCosts) -> None:
     )  # fmt: skip
     # the run's data parallel ranks are on one node, these are not
     assert predictor.assumed(replace(LAYOUT, pp=1, dp=8)) == ("bandwidth of dp-cp",)
+
+
+@pytest.mark.parametrize(
+    ("change", "changes"),
+    [({"chunks": 2}, Changes(chunks=2)), ({"recompute": "full"}, Changes(recompute=True))],
+    ids=["chunks", "recompute"],
+)
+def test_a_slow_stage_stays_slow_and_whatif_says_nearly_the_same(
+    tmp_path: Path, change: dict[str, Any], changes: Changes
+) -> None:
+    path = record(tmp_path / "run", LAYOUT, faults=(Fault.parse("uneven-stage=1:1.3"),))
+    steps = StepModel.observed(analyse(path))
+    predicted = Predictor.like(measure_costs(steps, MODEL, LAYOUT)).predict(replace(LAYOUT, **change))
+
+    assert predicted.time.step_ns == pytest.approx(steps.predict(changes).prediction.predicted_ns, rel=0.01)
 
 
 def test_recomputation_adds_a_forward_to_the_backward(costs: RunCosts) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tests import waiting
+from tests.free_ports import free_port
 
 PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
@@ -155,10 +155,3 @@ def running(directory: Path, targets: Path, rules: Path) -> Iterator[Prometheus]
 def until(is_so: Callable[[], T], seconds: float, told: Callable[[], object] = str) -> T:
     """Wait as :func:`tests.waiting.until` does, and ask a server three times a second."""
     return waiting.until(is_so, seconds, told, every=0.3)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -13,7 +13,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, Completed, launch, run
-from tests.e2e.prometheus import free_port
+from tests.free_ports import free_port
 
 pytestmark = pytest.mark.e2e
 

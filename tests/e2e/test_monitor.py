@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, Completed, fork
+from tests.free_ports import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -161,7 +161,7 @@ def _job_steps_hold_the_steps_of_all_ranks(directory: Path) -> None:
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_monitor_outside_of_the_job_may_die_or_freeze_while_ranks_train(tmp_path: Path, fate: signal.Signals) -> None:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "commtrace", "monitor", "--serve", f"127.0.0.1:{port}", "-o", str(tmp_path)]
     log = (tmp_path / "log").open("w")
     environment = {**os.environ, "PYTHONPATH": ".", "COMMTRACE_MONITOR_TOKEN": TOKEN}
@@ -199,10 +199,3 @@ def test_a_monitor_outside_of_the_job_may_die_or_freeze_while_ranks_train(tmp_pa
         durations = (trace.spans.end - trace.spans.start)[trace.spans.kind == schema.STEP]
         assert durations.max() < 5_000_000_000, "no step has waited for the monitor"
         assert trace.dropped == {}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

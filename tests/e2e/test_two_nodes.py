@@ -6,7 +6,6 @@ Two torchruns on one machine stand for two nodes. Their ports are free ones; eve
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import pytest
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, descendants
+from tests.free_ports import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -25,12 +25,6 @@ SECONDS = 120.0
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--nnodes", "2"]
 COMMTRACE_RUN = [sys.executable, "-m", "commtrace", "run", "--"]
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def launch_nodes(

@@ -39,7 +39,8 @@ from commtrace.trace import schema
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
-from tests.e2e.prometheus import PROGRAM, PROMTOOL, Prometheus, free_port
+from tests.e2e.prometheus import PROGRAM, PROMTOOL, Prometheus
+from tests.free_ports import free_port
 from tests.live.findings import live_straggler
 from tools.prometheus_rules import RecordingRule, Timing, recording_rules
 

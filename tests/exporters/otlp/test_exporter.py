@@ -34,7 +34,8 @@ from tests.exporters.otlp.made import (
     live_rank,
     run_steps,
 )  # fmt: skip
-from tests.exporters.otlp.receiver import attributes, free_port, receiving
+from tests.exporters.otlp.receiver import attributes, receiving
+from tests.free_ports import free_port
 from tests.waiting import until
 
 

@@ -17,7 +17,8 @@ from commtrace.errors import ConfigurationError
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.http import HttpMetrics, HttpSpans
 from tests.exporters.otlp.made import SECONDS, is_settled, job_spans, run_steps
-from tests.exporters.otlp.receiver import free_port, receiving
+from tests.exporters.otlp.receiver import receiving
+from tests.free_ports import free_port
 from tests.waiting import until
 
 SECRET = "s3cret"

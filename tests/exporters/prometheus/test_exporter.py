@@ -32,6 +32,7 @@ from commtrace.exporters.prometheus.exporter import (
 )
 from commtrace.recorder import Recorder
 from tests.exporters.prometheus.steps import rank, summary
+from tests.free_ports import free_port
 from tests.trace.rows import mark, metadata
 from tests.waiting import until
 
@@ -120,13 +121,6 @@ def test_rank_0_removes_targets_of_ranks_that_are_no_more(tmp_path: Path) -> Non
 )
 def test_the_target_is_an_address_that_others_can_reach(address: str, expected: str) -> None:
     assert reachable(address, 9400) == expected
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def test_the_ranks_of_a_node_take_consecutive_ports(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.analysis.breakdown.rank_means import PARTS, RankMean
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.summary import summarise
 from commtrace.errors import ImportFileError
@@ -14,16 +13,11 @@ from commtrace.interchange.traces.kineto import KinetoOptions, import_kineto
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.interchange.traces.ascend_files import HOST, OVERLAP, Event, event, names, operation, task, two_ranks, write
+from tests.interchange.traces.summarised_ranks import rank_of
 
 
 def host(name: str, start: float, duration: float, category: str = "cpu_op") -> Event:
     return {**event(name, HOST, HOST, start, duration), "cat": category}
-
-
-def rank_of(run: Path, rank: int = 0) -> RankMean:
-    row = {row.rank: row for row in summarise(run).ranks}[rank]
-    assert sum(map(row.part, PARTS)) == row.wall_ns
-    return row
 
 
 @pytest.mark.parametrize("process", ["Communication", "HCCL"])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.breakdown.rank_means import PARTS, RankMean
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.communication.table import Communication, Detail, communication_table
 from commtrace.analysis.hangs.examination import examine
@@ -22,6 +21,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import group_id
 from tests.interchange.traces.kineto_files import NCCL, annotation, copy, kernel, nccl, write_trace
+from tests.interchange.traces.summarised_ranks import rank_of
 
 
 def communication_by_size(run: Path) -> list[Communication]:
@@ -30,13 +30,6 @@ def communication_by_size(run: Path) -> list[Communication]:
     return communication_table(
         context.run, context.matches, analysis.partition, context.roles, context.steps, Detail.SIZE
     )
-
-
-def rank_of(run: Path, rank: int = 0) -> RankMean:
-    """The rank's row of the summary; its parts add up."""
-    row = {row.rank: row for row in summarise(run).ranks}[rank]
-    assert sum(map(row.part, PARTS)) == row.wall_ns
-    return row
 
 
 def test_kernels_divide_the_device_time(tmp_path: Path) -> None:

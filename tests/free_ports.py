@@ -1,0 +1,12 @@
+"""Ports for servers of tests."""
+
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -339,7 +339,7 @@ def _heard(case: Case, truth: Truth, stretch: Stretch, until: float, joins: Sequ
 def _tell(rank: LiveRank, trace: RankTrace) -> None:
     """What a recorder tells of a rank besides its rows."""
     for group in trace.groups.values():
-        rank.marks.read("process_group", group.to_json())
+        rank.marks.read("process_group", group)
     rank.marks.read("topology", {"coordinates": trace.coordinates, "parallel": trace.parallel, **trace.topology})
 
 

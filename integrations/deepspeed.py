@@ -24,7 +24,7 @@ from commtrace.integrations.topology import Engine, deepspeed_roles, deepspeed_t
 from commtrace.trace import schema
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Topology  # msgspec is not imported in training
+    from commtrace.trace.topology import Topology
 
 PART: Final = "deepspeed"
 

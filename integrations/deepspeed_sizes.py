@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from commtrace.integrations.topology import Engine
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Topology  # msgspec is not imported in training
+    from commtrace.trace.topology import Topology
 
 _OPTIONS: Final[Mapping[str, str]] = {
     "reduce_bucket_size": "zero_reduce_bucket_size",

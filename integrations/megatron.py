@@ -29,7 +29,7 @@ from commtrace.schedule import schedule_named
 from commtrace.trace import schema
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Topology  # msgspec is not imported in training
+    from commtrace.trace.topology import Topology
 
 PART: Final = "megatron"
 

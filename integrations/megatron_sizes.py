@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Topology  # msgspec is not imported in training
+    from commtrace.trace.topology import Topology
 
 _POSITIONS: Final[Mapping[str, str]] = {"learned_absolute": "learned", "rope": "rope", "yarn": "rope", "none": "none"}
 _CP_COMMUNICATION: Final[Mapping[object, str]] = {None: "ring", "p2p": "ring", "a2a": "all_to_all"}

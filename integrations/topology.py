@@ -17,7 +17,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.schedule import NO_PIPELINING, ONE_F_ONE_B
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Topology  # msgspec is not imported in training
+    from commtrace.trace.topology import Topology
 
 GroupRoles: TypeAlias = list[tuple[ProcessGroup, str]]
 """Every group once, with its role."""

@@ -106,7 +106,7 @@ def write_run(
     """
     waits = waits_ms or {}
     for rank in range(2):
-        rows = [mark("process_group", WORLD._asdict() | {"ranks": list(WORLD.ranks)})]
+        rows = [mark("process_group", WORLD.to_json())]
         stamped = {"stamps": STAMPS, "unstamped": {}} if waits else {}
         rows += [graph_mark(**{**stamped, **(changes or {}).get(rank, {})})] if is_graphed else []
         for step in range(steps):

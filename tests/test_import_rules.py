@@ -238,7 +238,9 @@ def _in_a_new_interpreter(source: str) -> str:
 
 
 def test_importing_commtrace_alone_imports_nothing_slow() -> None:
-    source = "import sys, commtrace; print({'torch', 'numpy', 'pyarrow', 'rich', 'typer'} & set(sys.modules))"
+    source = (
+        "import sys, commtrace; print({'torch', 'numpy', 'pyarrow', 'msgspec', 'rich', 'typer'} & set(sys.modules))"
+    )
 
     assert _in_a_new_interpreter(source) == "set()\n"
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from typing import Final
 
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.side_files import read_last_hang
 from commtrace.trace.hang_report import InFlight, WrittenHang
-from commtrace.trace.metadata import NODE_VARIABLES, OUTSIDE
+from commtrace.trace.metadata import NODE_VARIABLES
 from commtrace.trace.run import RankTrace, Run
 from commtrace.viewer.data import Resources, encode_json
 

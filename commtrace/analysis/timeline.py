@@ -38,7 +38,8 @@ from commtrace.analysis.matching.roles import PIPELINE, UNKNOWN, Roles, find_rol
 from commtrace.analysis.steps.choice import select, whole_recording_as_step
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.trace import schema
-from commtrace.trace.metadata import OUTSIDE, Group
+from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection import StepRange
 from commtrace.trace.spans import Int64, Spans
@@ -448,7 +449,9 @@ def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[Lan
     key = pack((spans.group[rows], p2p, np.where(p2p, spans.peer[rows], -1)))
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     groups = [_group_of(trace, int(row), is_p2p=bool(spans.kind[row] == schema.P2P)) for row in rows[first]]
-    ordered = sorted(set(groups), key=lambda group: (_LANE_ORDER.get(group.role, len(_LANE_ORDER)), group.role, group))
+    ordered = sorted(
+        set(groups), key=lambda group: (_LANE_ORDER.get(group.role, len(_LANE_ORDER)), group.role, group.id)
+    )
     lane_of_row = np.full(len(spans), -1, np.int64)
     if groups:
         lane_of_row[rows] = np.array([ordered.index(group) for group in groups])[inverse.reshape(-1)]

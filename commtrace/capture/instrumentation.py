@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from msgspec import structs
 
 from commtrace import identity, launchers
 from commtrace.agreement import Predecessor
@@ -68,7 +69,7 @@ from commtrace.trace.schema import MarkDetail, mark_row
 from commtrace.trace.selection import DetailPlan, StepRange
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Recording  # msgspec is not imported in training
+    from commtrace.trace.topology import Recording
 
 _logger = logging.getLogger("commtrace")
 
@@ -447,7 +448,7 @@ class Instrumentation:
             files=self._files,
         )
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
-        writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor()))])
+        writer.write([mark_row("clock_anchor", structs.asdict(identity.clock_anchor()))])
         announce(directory, metadata, is_new=self._is_first)
         if metadata.rank == 0 and identity.is_one_of_many(self.config):
             try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Final
+
+from msgspec import structs
 
 from commtrace import identity
 from commtrace.capture import triggers
@@ -72,10 +73,7 @@ class RunMarks:
             self._topology_version = topology_version
             yield "topology", topology
         for state in self._device_watch.take():
-            yield (
-                "device_state",
-                {name: value for name, value in state._asdict().items() if value not in (None, "", ())},
-            )
+            yield "device_state", state.to_json()
         if self.has_left and identity.current_place() is not None:
             self.has_left = False
         if self.has_left != self._recorded_left:
@@ -86,7 +84,7 @@ class RunMarks:
         anchor = identity.clock_anchor()
         if anchor.monotonic_ns >= self._next_anchor_ns:
             self._next_anchor_ns = anchor.monotonic_ns + int(ANCHOR_SECONDS * 1e9)
-            yield "clock_anchor", asdict(anchor)
+            yield "clock_anchor", structs.asdict(anchor)
             if not self._tracer.recording:
                 yield from self._progress()
         elif self.has_ended and self._tracer.window is not None:
@@ -182,7 +180,7 @@ class RunMarks:
         for group in groups.known_groups():
             if self._recorded_groups.get(group.id) != group:
                 self._recorded_groups[group.id] = group
-                yield "process_group", group._replace(world=group.world or self.world).to_json()
+                yield "process_group", structs.replace(group, world=group.world or self.world).to_json()
 
     def _in_flight(self, activity: ActivityWatch) -> list[InFlight]:
         return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from commtrace.capture.native import Native
-    from commtrace.trace.topology import Topology  # msgspec is not imported in training
+    from commtrace.trace.topology import Topology
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from commtrace.findings.causes import cause_or_loss, format_cause
-from commtrace.trace.topology import Size, Step, Word
+from commtrace.trace.bounds import Size, Step, Word
 
 SLOW: Final = "slow"
 LOST: Final = "lost"

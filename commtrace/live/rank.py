@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,8 @@ from commtrace.analysis.matching.stages import Flow, FlowFinder
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
 from commtrace.trace.hang_report import HangReport
-from commtrace.trace.marks import Marks, read_state
+from commtrace.trace.inputs import MOST_RANKS
+from commtrace.trace.marks import Marks, read_mark
 from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
 from commtrace.trace.run import PIPELINE, stage_in_groups
 from commtrace.trace.schema import Row
@@ -161,10 +161,10 @@ class LiveRank:
 
     def learn(self, mark: Row) -> None:
         """Take a row of kind ``mark``."""
-        detail = json.loads(mark.detail) if mark.detail else {}
-        self.marks.read(mark.name, detail)
-        if mark.name == "device_state":
-            self._device_states.append(read_state(detail))
+        fact = read_mark(mark.name, mark.detail, most_ranks=MOST_RANKS)
+        self.marks.read(mark.name, fact)
+        if isinstance(fact, DeviceState):
+            self._device_states.append(fact)
 
     def take_device_states(self) -> tuple[DeviceState, ...]:
         """Return the readings of the device since the last call. From one thread."""

@@ -47,7 +47,7 @@ from commtrace.live.summary import (
     StepSummary,
 )
 from commtrace.trace import schema
-from commtrace.trace.metadata import OUTSIDE
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
 

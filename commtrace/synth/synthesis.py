@@ -6,12 +6,13 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from msgspec import structs
 
 from commtrace.errors import ConfigurationError
 from commtrace.schedule import idle_ns
@@ -343,7 +344,7 @@ def _marks(synthetic: Synthetic, trace: RankTrace) -> list[Row]:
     return [
         *(_mark("process_group", one.to_json()) for one in trace.groups.values()),
         _mark("topology", synthetic.topology(trace.rank)),
-        *(_mark("clock_anchor", asdict(anchor)) for anchor in trace.anchors[1:]),
+        *(_mark("clock_anchor", structs.asdict(anchor)) for anchor in trace.anchors[1:]),
         *dropped,
     ]
 

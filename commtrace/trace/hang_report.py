@@ -6,68 +6,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from commtrace.trace.bounds import Count, Frames, Identity, Number, Peer, Step, Time, Word
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.metadata import Group, RankMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPhase:
+class OpenPhase(Struct, frozen=True):
     """A phase that has begun and not ended. ``since`` is ns; None while the device has not reached its beginning."""
 
-    kind: str
-    name: str
-    since: int | None
+    kind: Word
+    name: Word
+    since: Time | None
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """The place of the training thread, and its progress."""
+class Activity(Struct, frozen=True):
+    """The place of the training thread, and its progress; older recorders wrote fewer fields."""
 
-    at: tuple[int, int, int, int]  # step, microbatch, chunk and stage
-    open: tuple[OpenPhase, ...]  # innermost first
-    collectives: Mapping[str, int]  # number launched, by group id
-    p2p: tuple[tuple[int, bool, int, int, int], ...]  # group id, is_send, peer, tag, number of messages
-    frames: tuple[str, ...]  # "file:line function", innermost first
-
-    @classmethod
-    def of_mark(cls, detail: Mapping[str, Any]) -> Activity:
-        """Return the activity of a mark; older recorders wrote fewer fields."""
-        step, microbatch, chunk, stage = detail.get("at", (-1, -1, -1, -1))
-        return cls(
-            at=(step, microbatch, chunk, stage),
-            open=tuple(OpenPhase(**phase) for phase in detail.get("open", ())),
-            collectives=detail.get("collectives", {}),
-            p2p=tuple((group, bool(is_send), peer, tag, n) for group, is_send, peer, tag, n in detail.get("p2p", ())),
-            frames=tuple(detail.get("frames", ())),
-        )
+    at: tuple[Step, Number, Number, Number] = (-1, -1, -1, -1)  # step, microbatch, chunk and stage
+    open: Annotated[tuple[OpenPhase, ...], Meta(max_length=4096)] = ()  # innermost first
+    collectives: Mapping[Annotated[str, Meta(pattern=r"^-?[0-9]{1,19}$")], Count] = {}  # number launched, by group id
+    # Group id, is_send, peer, tag, number of messages.
+    p2p: tuple[tuple[Identity, bool, Peer, Time, Count], ...] = ()
+    frames: Frames = ()
 
     def to_json(self) -> JsonObject:
         """Return the fields of the mark ``activity``, without its times."""
-        return {
-            "at": list(self.at),
-            "open": [fields_to_json(phase) for phase in self.open],
-            "collectives": dict(self.collectives),
-            "p2p": [list(messages) for messages in self.p2p],
-            "frames": list(self.frames),
-        }
+        return fields_to_json(self)
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(Struct, frozen=True, omit_defaults=True):
     """A communication that was launched and has not ended."""
 
-    operation: str = "communication"
-    group: int = -1  # id
-    seq: int = -1
-    peer: int = -1
-    bytes: int = -1
-    dtype: str | None = None
+    operation: Word = "communication"
+    group: Identity = -1  # id
+    seq: Number = -1
+    peer: Peer = -1
+    bytes: Number = -1
+    dtype: Word | None = None
     is_async: bool = False
-    start: int = 0  # ns; 0 if unknown
+    start: Time = 0  # ns; 0 if unknown
     blocking: bool | None = None  # training stalls on it; None if unknown
-    state: str = ""  # scheduled or started on a device; else empty
+    state: Word = ""  # scheduled or started on a device; else empty
 
     def to_json(self) -> JsonObject:
         """Return an item of the mark ``in_flight``."""

@@ -14,10 +14,10 @@ import stat
 import threading
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-if TYPE_CHECKING:
-    from msgspec.json import Decoder
+import msgspec
+from msgspec.json import Decoder
 
 _T = TypeVar("_T")
 
@@ -85,8 +85,6 @@ def _read_pieces(file: BufferedReader, most_bytes: int) -> bytes:
 
 def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
     """Decode JSON of a declared type (structs, dataclasses, containers); raise ValueError if it is not."""
-    import msgspec  # here: a training process reads no files of others, but for requests of detail
-
     with _MAKING:
         if kind not in _DECODERS:
             _DECODERS[kind] = msgspec.json.Decoder(kind)
@@ -101,11 +99,11 @@ def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
 
 def printable_json(text: str | bytes, kind: type[_T]) -> _T:
     """Decode JSON as :func:`decode_json`, with all text in it :func:`printable`."""
-    import msgspec
-
-    plain = msgspec.to_builtins(decode_json(text, kind))
-    decoded: _T = msgspec.convert(all_printable(plain), kind)
-    return decoded
+    decoded: _T = decode_json(text, kind)
+    if is_plain_json(text):  # nearly always
+        return decoded
+    printed: _T = msgspec.convert(all_printable(msgspec.to_builtins(decoded)), kind)
+    return printed
 
 
 def printable(text: str) -> str:

@@ -7,11 +7,14 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Final
 
+from msgspec import Meta, Struct, structs
+
+from commtrace.trace.bounds import LARGEST, OUTSIDE, Count, GroupId, Rank, Step, Time, Word
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, is_plain_json
-from commtrace.trace.json_values import JsonObject
+from commtrace.trace.json_values import JsonObject, fields_to_json
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
 SLURM_NODE: Final = "SLURMD_NODENAME"
@@ -34,10 +37,6 @@ FLIGHT_RECORDER: Final = "flight-recorder"
 KINETO: Final = "kineto"
 """The program of traces that hold some steps of a job."""
 
-_LARGEST: Final = 2**62
-"""Differences of such numbers still fit into 64 bits."""
-
-
 UNKNOWN_ROLE: Final = "unknown"
 
 SLOWDOWNS: Final = {
@@ -56,18 +55,20 @@ def measures_durations(environment: Mapping[str, str]) -> bool:
     return environment.get(TIMING_VARIABLE, "").lower() in _TRUE
 
 
-@dataclass(frozen=True, slots=True)
-class ClockAnchor:
+class ClockAnchor(Struct, frozen=True):
     """The same instant on the host's monotonic clock and on its wall clock, ns; off by at most ``bracket_ns``."""
 
-    monotonic_ns: int
-    realtime_ns: int
-    bracket_ns: int = 0
+    monotonic_ns: Time
+    realtime_ns: Time
+    bracket_ns: Count = 0
 
     @property
     def offset_ns(self) -> int:
         """Return what turns times of the monotonic clock into epoch times."""
         return self.realtime_ns - self.monotonic_ns
+
+
+_NO_ANCHOR: Final = ClockAnchor(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class RankMetadata:
     device_uuid: str
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    anchor: ClockAnchor = ClockAnchor(0, 0)
+    anchor: ClockAnchor = _NO_ANCHOR
     world: str = ""  # key of its world, equal on its ranks alone; empty if unknown
     job: str = ""  # name that worlds started together share: a run id without the number of a world
 
@@ -113,18 +114,14 @@ class RankMetadata:
         return self.versions.get(IMPORTED_FROM) == KINETO
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+        return json.dumps(fields_to_json(self), separators=(",", ":"), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankMetadata:
         """Read the header of a segment; raise ValueError if it is no metadata of a possible rank."""
         metadata: RankMetadata = decode_json(text, cls)
-        anchor = metadata.anchor
-        numbers = (
-            *(metadata.attempt, metadata.session, metadata.local_rank, metadata.pid),
-            *(anchor.monotonic_ns, anchor.realtime_ns, anchor.bracket_ns),
-        )
-        if any(abs(number) > _LARGEST for number in numbers):
+        numbers = (metadata.attempt, metadata.session, metadata.local_rank, metadata.pid)
+        if any(abs(number) > LARGEST for number in numbers):
             raise ValueError("a number of its header is larger than any clock or process has")
         if not (0 <= metadata.rank < metadata.most_ranks and 1 <= metadata.world_size <= MOST_RANKS):
             raise ValueError(f"rank {metadata.rank} of {metadata.world_size} is no rank of a job")
@@ -147,37 +144,34 @@ def is_world_key(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{16}", text) is not None
 
 
-OUTSIDE: Final = MOST_RANKS
-"""A peer of ``OUTSIDE + n`` is the member with rank n in its group, of another world or of an unknown one."""
-
-
-class Member(NamedTuple):
+class Member(Struct, frozen=True):
     """A member of a group over several worlds, as it presents itself in the group's store."""
 
-    world: str  # key of its world
-    run_id: str
-    rank: int  # in its world
-    host: str
-    pid: int
+    world: Word  # key of its world
+    run_id: Word
+    rank: Rank  # in its world
+    host: Word
+    pid: Count
 
 
-class Group(NamedTuple):
+class Group(Struct, frozen=True):
     """A process group as recorded by one rank.
 
     Its identity is its world together with its id: groups of different worlds may have equal ids. A group over several
     worlds has ``members`` instead of ``ranks``, and its identity among worlds is its ``key``.
     """
 
-    id: int  # 63 bits, equal on all members in a world (group_id, outside_group_id)
-    ranks: tuple[int, ...]  # in the world, ascending; empty if unknown
-    ordinal: int  # among the groups of the same members, by creation
-    role: str  # tp, pp, dp, world, …
-    name: str = ""  # torch's in this process
-    description: str = ""  # group_desc
-    backend: str = ""  # nccl, gloo, …
-    world: str = ""  # key of the world in which this rank made it; empty in older files
-    members: tuple[Member | None, ...] = ()  # by their rank in the group; None: has not presented itself
-    key: str = ""  # equal on all members in all worlds; empty until they have exchanged it
+    id: GroupId  # 63 bits, equal on all members in a world (group_id, outside_group_id)
+    ranks: Annotated[tuple[Rank, ...], Meta(max_length=MOST_RANKS)]  # in the world, ascending; empty if unknown
+    ordinal: Count  # among the groups of the same members, by creation
+    role: Word  # tp, pp, dp, world, …
+    name: Word = ""  # torch's in this process
+    description: Word = ""  # group_desc
+    backend: Word = ""  # nccl, gloo, …
+    world: Word = ""  # key of the world in which this rank made it; empty in older files
+    # By their rank in the group; None: has not presented itself.
+    members: Annotated[tuple[Member | None, ...], Meta(max_length=MOST_RANKS)] = ()
+    key: Word = ""  # equal on all members in all worlds; empty until they have exchanged it
 
     @property
     def size(self) -> int:
@@ -190,18 +184,8 @@ class Group(NamedTuple):
 
     def to_json(self) -> JsonObject:
         """Return the detail of a mark ``process_group``: without what only groups over several worlds have."""
-        detail = {
-            **self._asdict(),
-            "ranks": list(self.ranks),
-            "members": [one and one._asdict() for one in self.members],
-        }
+        detail = fields_to_json(self)
         return {name: value for name, value in detail.items() if value or name not in _LATER_FIELDS}
-
-    @classmethod
-    def of_detail(cls, detail: Mapping[str, Any]) -> Group:
-        """Return the group of a mark, whose members are tables, or are members already."""
-        members = tuple(Member(**one) if isinstance(one, Mapping) else one for one in detail.get("members", ()))
-        return cls(**{**detail, "ranks": tuple(detail["ranks"]), "members": members})
 
     def of_world(self, world: str) -> Group:
         """Return the group with ``ranks`` instead of members if all of these are of one world.
@@ -211,7 +195,7 @@ class Group(NamedTuple):
         ranks = [member.rank for member in self.members if member is not None and member.world == world != ""]
         if not self.members or len(ranks) < len(self.members):
             return self
-        return self._replace(ranks=tuple(sorted(ranks)), members=())
+        return structs.replace(self, ranks=tuple(sorted(ranks)), members=())
 
     def rank_in_world(self, peer: int, world: str) -> int:
         """Return the rank in a world of a peer; the peer itself if it is no member that is known to be of that world.
@@ -249,26 +233,30 @@ def _number_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-class PeakMemory(NamedTuple):
+class PeakMemory(Struct, frozen=True, rename={"allocated_bytes": "allocated", "reserved_bytes": "reserved"}):
     """The highest peaks of torch's allocator on a rank's device, since the process began, whatever the script reset."""
 
-    step: int  # at whose end the last of them was read
-    allocated_bytes: int  # of tensors
-    reserved_bytes: int  # held for tensors, with what is free or lost to fragmentation
+    step: Step  # at whose end the last of them was read
+    allocated_bytes: Count  # of tensors
+    reserved_bytes: Count  # held for tensors, with what is free or lost to fragmentation
 
 
-class DeviceState(NamedTuple):
+class DeviceState(Struct, frozen=True, omit_defaults=True):
     """One reading of an accelerator by its driver; None for what the device does not report."""
 
-    at_ns: int  # on the rank's monotonic clock
-    clock_mhz: int | None = None  # of its multiprocessors
-    most_clock_mhz: int | None = None
-    temperature_c: int | None = None
-    power_mw: int | None = None
-    power_limit_mw: int | None = None  # the enforced one
-    slowdowns: tuple[str, ...] = ()  # keys of SLOWDOWNS
-    corrected_errors: int | None = None  # ECC, since the driver was loaded, like the next
-    uncorrected_errors: int | None = None
-    nvlink_errors: int | None = None  # replays, recoveries and CRC errors of all links, since the last reset
-    pcie_replays: int | None = None  # since the last reset
-    serial: str = ""  # of the board; empty if it has none
+    at_ns: Time  # on the rank's monotonic clock
+    clock_mhz: Count | None = None  # of its multiprocessors
+    most_clock_mhz: Count | None = None
+    temperature_c: Annotated[int, Meta(ge=-300, le=1000)] | None = None
+    power_mw: Count | None = None
+    power_limit_mw: Count | None = None  # the enforced one
+    slowdowns: Annotated[tuple[Word, ...], Meta(max_length=16)] = ()  # keys of SLOWDOWNS
+    corrected_errors: Count | None = None  # ECC, since the driver was loaded, like the next
+    uncorrected_errors: Count | None = None
+    nvlink_errors: Count | None = None  # replays, recoveries and CRC errors of all links, since the last reset
+    pcie_replays: Count | None = None  # since the last reset
+    serial: Word = ""  # of the board; empty if it has none
+
+    def to_json(self) -> JsonObject:
+        """Return the detail of a mark ``device_state``: what the device reports."""
+        return {name: value for name, value in fields_to_json(self).items() if value not in (None, "", [])}

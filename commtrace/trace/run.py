@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Struct
+
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, blocks_of
+from commtrace.trace.bounds import Count, EndStep, Identity, Number, Peer, Step, Time, Word
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
 from commtrace.trace.spans import Spans
 
-if TYPE_CHECKING:  # msgspec is not imported in training
+if TYPE_CHECKING:
     from commtrace.trace.graphs import CapturedGraph
     from commtrace.trace.topology import Engine, Recording, Topology
 
@@ -27,36 +30,36 @@ class Drop(NamedTuple):
     counts: Mapping[str, int]
 
 
-class FailedCommunication(NamedTuple):
+class FailedCommunication(Struct, frozen=True):
     """A communication that raised ``exception``, at ``at_ns`` of the rank's own clock."""
 
-    operation: str
-    group: int
-    seq: int
-    peer: int
-    exception: str
-    at_ns: int
+    operation: Word
+    group: Identity
+    seq: Number
+    peer: Peer
+    exception: Word
+    at_ns: Time
 
 
-class DiscardedSegments(NamedTuple):
+class DiscardedSegments(Struct, frozen=True):
     """Segments deleted up to ``at_ns`` (epoch), to keep to the budget; steps are −1 if they held none."""
 
-    segments: int
-    bytes: int
-    first_step: int
-    last_step: int
-    at_ns: int
+    segments: Count
+    bytes: Count
+    first_step: Step
+    last_step: Step
+    at_ns: Time
 
 
-class TriggeredDetail(NamedTuple):
+class TriggeredDetail(Struct, frozen=True):
     """A request for steps in detail, ``end`` exclusive; ``late`` if the rank saw it after they had begun."""
 
-    id: str
-    first: int
-    end: int
-    seen_at_step: int
-    modules: str = ""
-    by: str = ""
+    id: Word
+    first: Step
+    end: EndStep
+    seen_at_step: Step
+    modules: Word = ""
+    by: Word = ""
     late: bool = False
 
 

@@ -5,21 +5,13 @@ The bounds of the fields are those that :mod:`commtrace.trace.marks` checks.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypedDict
+from typing import Annotated, TypedDict
 
 from msgspec import Meta
 
+from commtrace.trace.bounds import Count, Number, Size, Step, Time, Word
 from commtrace.trace.inputs import MOST_RANKS
 
-LARGEST: Final = 2**62
-"""Sums and differences of two such numbers still fit into 64 bits."""
-
-Time = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
-Count = Annotated[int, Meta(ge=0, le=LARGEST)]
-Number = Annotated[int, Meta(ge=-1, le=LARGEST)]
-Step = Annotated[int, Meta(ge=-1, lt=2**31 - 1)]
-Size = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
-Word = Annotated[str, Meta(max_length=65_536)]
 Sizes = Annotated[dict[Word, Size], Meta(max_length=64)]
 Facts = Annotated[dict[Word, bool | Count | Word], Meta(max_length=64)]
 Elements = Annotated[list[Count], Meta(max_length=65_536)]

@@ -34,7 +34,7 @@ from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.watch import SILENT_WINDOWS
 from commtrace.live.monitoring.wire_types import MOST_TEXT, GroupMembers, most_group_members, regular_range
-from commtrace.trace.hang_report import Activity, InFlight
+from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.processes import AskProcess, process_state, unknown_process
 from commtrace.trace.run import RankTrace, Run
@@ -305,8 +305,8 @@ def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
         coordinates=report.coordinates,
         parallel=report.parallel,
         anchors=(anchor,),
-        in_flight=tuple(InFlight(**one) for one in msgspec.to_builtins(report.in_flight)),
-        activity=Activity.of_mark(msgspec.to_builtins(report.activity)),
+        in_flight=report.in_flight,
+        activity=report.activity,
         no_progress_ns=report.no_progress_ns,
         activity_ns=report.monotonic_ns,
         last_written_ns=report.monotonic_ns,

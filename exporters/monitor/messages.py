@@ -20,8 +20,9 @@ from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.wire_types import Count, GroupMembers, Instant, Key, Number, Rank, Text, WorldSize
+from commtrace.trace.hang_report import Activity, InFlight
 
-GREETING: Final = b"commtrace-monitor 1\n"
+GREETING: Final = b"commtrace-monitor 2\n"
 NONCE_BYTES: Final = 16
 _LENGTH: Final = struct.Struct("!I")
 _MAC_BYTES: Final = 32
@@ -68,39 +69,6 @@ class Report(Struct, frozen=True, tag="report"):
     asks_findings: bool = False
     process: Process | None = None  # if it falls silent, its state can be read on its own host
     asks_job_steps: bool = False
-
-
-class InFlight(Struct, frozen=True, omit_defaults=True):
-    """A communication in flight, see the mark ``in_flight`` in trace/marks.py."""
-
-    operation: Text
-    group: Key
-    seq: Key
-    peer: Number
-    bytes: Key
-    dtype: Text | None
-    is_async: bool
-    start: Instant
-    blocking: bool
-    state: Text = ""
-
-
-class OpenPhase(Struct, frozen=True):
-    """A phase that has begun and not ended."""
-
-    kind: Text
-    name: Text
-    since: Instant | None
-
-
-class Activity(Struct, frozen=True):
-    """The activity of the training thread, see the mark ``activity`` in trace/marks.py."""
-
-    at: tuple[Number, Number, Number, Number]
-    open: Annotated[tuple[OpenPhase, ...], Meta(max_length=64)]
-    collectives: Annotated[dict[Annotated[str, Meta(pattern=r"^\d{1,19}$")], Key], Meta(max_length=1_024)]
-    p2p: Annotated[tuple[tuple[Key, bool, Number, Count, Key], ...], Meta(max_length=512)]
-    frames: Annotated[tuple[Text, ...], Meta(max_length=64)]
 
 
 class HangReport(Struct, frozen=True):

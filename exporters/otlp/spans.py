@@ -31,7 +31,8 @@ from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary, trace_id
 from commtrace.trace import schema
-from commtrace.trace.metadata import OUTSIDE, Group
+from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Spans

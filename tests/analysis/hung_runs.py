@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import Group
 from commtrace.trace.run import Run
@@ -63,7 +65,7 @@ def stopped_run(
         ranks[rank] = replace(
             trace,
             in_flight=tuple(InFlight(**one) for one in (in_flight or {}).get(rank, ())),
-            activity=Activity.of_mark(last_report),
+            activity=msgspec.convert(last_report, Activity),
             activity_ns=end,
             no_progress_ns=last_report["no_progress_ns"],
             again_within_ns=last_report["again_within_ns"],

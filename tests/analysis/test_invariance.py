@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, random_clocks, synthesize
@@ -97,7 +98,7 @@ def test_a_summary_does_not_depend_on_which_ranks_are_in_one_block(job: Job, row
 
 
 def _moved(anchor: ClockAnchor, offset: int) -> ClockAnchor:
-    return replace(anchor, monotonic_ns=anchor.monotonic_ns + offset)
+    return structs.replace(anchor, monotonic_ns=anchor.monotonic_ns + offset)
 
 
 def _recoded(spans: Any, count: int) -> Any:

@@ -33,10 +33,7 @@ class Recording:
             for rank, trace in run.ranks.items()
         }
         for rank, trace in run.ranks.items():
-            groups = [
-                mark("process_group", {**group._asdict(), "ranks": list(group.ranks)})
-                for group in trace.groups.values()
-            ]
+            groups = [mark("process_group", group.to_json()) for group in trace.groups.values()]
             self._writers[rank].write([*groups, mark("topology", {"coordinates": {"pp": rank}})])
 
     def write(self, steps: range, later_ns: int = 0) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec import structs
 from typer.testing import CliRunner
 
 from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
@@ -185,7 +185,7 @@ def test_hang_report() -> None:
         activity=Activity(
             (9, 2, -1, -1), (OpenPhase("forward", "f", None),), {"5": 3}, ((5, True, 0, 0, 1),), ("a.py:1 f",)
         ),
-        in_flight=(waiting, replace(waiting, state="started")),
+        in_flight=(waiting, structs.replace(waiting, state="started")),
         threads=(ThreadStack("MainThread", ("a.py:1 f",)),),
     )
 

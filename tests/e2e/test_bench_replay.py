@@ -25,9 +25,7 @@ DP, PP = group("dp", 0, 1), group("pp", 0, 1, ordinal=1)
 def write_run(directory: Path) -> Path:
     """Four steps of 60 ms. Rank 1 computes for 30 ms and rank 0 for 10, in front of an all-reduce; then a message."""
     for rank in range(2):
-        tables = [
-            mark("process_group", {**one._asdict(), "ranks": list(one.ranks), "name": one.role}) for one in (DP, PP)
-        ]
+        tables = [mark("process_group", {**one.to_json(), "name": one.role}) for one in (DP, PP)]
         rows = [*tables, *(own for step in range(4) for own in _step(rank, step)), mark("end", {})]
         write_rank(directory, rows, rank=rank, world_size=2)
     return directory

@@ -15,8 +15,9 @@ from commtrace.capture.engine import choose
 from commtrace.cli.main import app
 from commtrace.config import Config
 from commtrace.trace import schema
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.files.reader import load_run
-from commtrace.trace.metadata import OUTSIDE, Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, Completed, fork, run
 

@@ -97,7 +97,7 @@ def _make_run(folder: Path) -> None:
             "no_progress_ns": 3_000_000_000, "again_within_ns": 4_000_000_000,
         }  # fmt: skip
         writer.write([
-            *(mark_row("process_group", {**one._asdict(), "ranks": list(one.ranks)}, at_ns=last)
+            *(mark_row("process_group", one.to_json(), at_ns=last)
               for one in trace.groups.values()),
             mark_row("topology", {"recording": {"sample": 2}, "invisible_paths": {"pybind": "loaded"}}, at_ns=last),
             mark_row("dropped", {"collective": 3}, at_ns=last),

@@ -31,4 +31,4 @@ class Listener:
 
 
 def group_mark(one: Group) -> Row:
-    return mark("process_group", {**one._asdict(), "ranks": list(one.ranks)})
+    return mark("process_group", one.to_json())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import commtrace.live.collector as collector_module
 from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
@@ -200,7 +201,7 @@ def test_messages_between_stages_have_no_share_as_their_time_in_flight_holds_the
     measured = Measurement("send", (0, 1), ("a",), 10, "float32", 20, Spread(20.0, 20.0, 20.0))
     rank = LiveRank(metadata(), Path("run"), baseline=Baseline({}, (measured,)))
     collector = StepCollector(rank, [listener], thread_ns=lambda: 0)
-    collector.write([group_mark(PP._replace(role=role)), mark("topology", {"ranks_per_node": 2})])
+    collector.write([group_mark(structs.replace(PP, role=role)), mark("topology", {"ranks_per_node": 2})])
     sent = receive(2, 1)._replace(name="send")
     collector.write([receive(1, 1), sent, step(0, 0, 1000)])
     collector.write([])

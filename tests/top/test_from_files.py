@@ -15,7 +15,7 @@ from commtrace.top.from_files import FileSource, MonitorFile, MonitorStraggler, 
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import Newest
-from commtrace.trace.hang_report import Activity
+from commtrace.trace.hang_report import Activity, OpenPhase
 from commtrace.trace.spans import Spans
 from tests.factory import EPOCH_NS, make_run, span
 from tests.pipeline_factory import PipelineJob
@@ -102,7 +102,7 @@ def test_a_rank_that_fell_silent_is_said_first() -> None:
 def test_a_job_that_saves_or_evaluates_says_why_no_step_ends(kind: str, said: str) -> None:
     run = two_ranks()
     now = 60_000 * MS
-    saves = Activity.of_mark({"open": [{"kind": kind, "name": kind, "since": 30 * MS}]})
+    saves = Activity(open=(OpenPhase(kind, kind, 30 * MS),))
     ranks = {rank: replace(trace, last_written_ns=now) for rank, trace in run.ranks.items()}
     ranks[1] = replace(ranks[1], activity=saves, activity_ns=now, again_within_ns=3_000 * MS)
     frame = make_frame(newest(replace(run, ranks=ranks), 0, 3), 3, EPOCH_NS + now)

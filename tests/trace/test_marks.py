@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.trace.marks import check_aggregates, read_mark
-from commtrace.trace.metadata import Group, Member
+from commtrace.trace.hang_report import Activity, InFlight, OpenPhase
+from commtrace.trace.json_values import to_json
+from commtrace.trace.marks import Marks, check_aggregates, read_mark
+from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, Member, PeakMemory
+from commtrace.trace.run import DiscardedSegments, FailedCommunication, TriggeredDetail
 from commtrace.trace.topology import Topology
 from tests.fuzz.mutators import DEEP_JSON
 
@@ -20,7 +23,7 @@ MEMBER = {"world": "a", "run_id": "rollout", "rank": 5, "host": "b", "pid": 7}
 
 def test_a_group_over_worlds_comes_back_with_its_members() -> None:
     detail = {**GROUP, "ranks": [], "world": "c", "key": "d", "members": [None, MEMBER]}
-    group = Group(**read_mark("process_group", json.dumps(detail), most_ranks=2))
+    group = read_mark("process_group", json.dumps(detail), most_ranks=2)
 
     assert group.members == (None, Member("a", "rollout", 5, "b", 7))
     assert (group.size, group.world, group.key, group.is_over_worlds) == (2, "c", "d", True)
@@ -28,22 +31,48 @@ def test_a_group_over_worlds_comes_back_with_its_members() -> None:
 
 
 def test_a_mark_comes_back_with_what_is_declared_of_it() -> None:
-    group = {**GROUP, "ranks": (0, 2), "world": "", "members": (), "key": ""}
+    group = Group(7, (0, 2), 0, "dp", "1", "", "gloo")
     assert read_mark("process_group", json.dumps({**GROUP, "rack": 3}), most_ranks=4) == group
-    assert read_mark("in_flight", '[{"seq": 3}]', most_ranks=4) == [{"seq": 3}]
+    assert read_mark("in_flight", '[{"seq": 3}]', most_ranks=4) == (InFlight(seq=3),)
     assert read_mark("topology", '{"parallel": {"tp": 2}}', most_ranks=4) == {"parallel": {"tp": 2}}
-    assert read_mark("end", None, most_ranks=4) == {}
+    assert read_mark("end", None, most_ranks=4).frames == ()
+    assert read_mark("peak_memory", '{"step": 1, "allocated": 2, "reserved": 3}', most_ranks=4) == PeakMemory(1, 2, 3)
+
+
+FACTS = {
+    "process_group": Group(7, (0, 2), 0, "dp", "1", "", "gloo"),
+    "clock_anchor": ClockAnchor(1, 2, 3),
+    "device_state": DeviceState(5, 1980, slowdowns=("power cap",), serial="a"),
+    "activity": Activity(
+        (5, 2, 0, 1), (OpenPhase("forward", "forward", None),), {"7": 3}, ((7, True, 1, 0, 2),), ("a:1 b",)
+    ),
+    "in_flight": (InFlight("all_reduce", 7, 3, -1, 8, "float32", True, 9, False, "started"), InFlight()),
+    "discarded": DiscardedSegments(1, 2, -1, -1, 5),
+    "trigger": TriggeredDetail("a", 3, 5, 2, "**", "me", True),
+    "failed": FailedCommunication("all_reduce", 7, 3, -1, "RuntimeError", 9),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_fact_comes_back_as_it_was_written(name: str) -> None:
+    fact = FACTS[name]
+    read = read_mark(name, json.dumps(to_json(fact)), most_ranks=4)
+    marks = Marks()
+    marks.read(name, read, 1)
+
+    kept = {"activity": marks.activity, "discarded": marks.discarded}.get(name, read)
+    assert kept == fact
 
 
 def test_ranks_that_record_the_same_group_share_its_members() -> None:
     one, other = (read_mark("process_group", json.dumps(GROUP), most_ranks=4) for _ in range(2))
 
-    assert one["ranks"] is other["ranks"]
+    assert one is other
 
 
 def test_words_are_escaped_where_they_come_in() -> None:
     mark = read_mark("problem", json.dumps({"message": "a\n\x1b[2J\u202eb"}), most_ranks=1)
-    assert mark == {"message": r"a\n\x1b[2J\u202eb"}
+    assert mark.message == r"a\n\x1b[2J\u202eb"
 
 
 def test_a_mark_that_nobody_declared_is_passed_over() -> None:

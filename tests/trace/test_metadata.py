@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import structs
 
-from commtrace.trace.metadata import OUTSIDE, Group, Member, RankMetadata, group_id, measures_durations
+from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.metadata import Group, Member, RankMetadata, group_id, measures_durations
 from tests.trace.rows import metadata
 
 
@@ -51,11 +53,11 @@ def test_a_group_at_a_store_of_its_own_whose_members_are_all_of_this_world_is_on
     members = [Member("a" * 16, "run", rank, "host", rank) for rank in (3, 1)]
     group = Group(7, (), 0, "unknown", members=tuple(members))
 
-    assert group.of_world("a" * 16)[:2] == (7, (1, 3))
+    assert (group.of_world("a" * 16).id, group.of_world("a" * 16).ranks) == (7, (1, 3))
     assert not group.of_world("a" * 16).is_over_worlds
     assert group.of_world("b" * 16) is group
     assert group.of_world("") is group
-    assert group._replace(members=(members[0], None)).of_world("a" * 16).is_over_worlds
+    assert structs.replace(group, members=(members[0], None)).of_world("a" * 16).is_over_worlds
     assert [group.rank_in_world(peer, "a" * 16) for peer in (0, OUTSIDE, OUTSIDE + 1, OUTSIDE + 2)] == [
         0, 3, 1, OUTSIDE + 2,
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
 from commtrace.analysis.clocks.causality import without_violations
 from commtrace.analysis.clocks.fit import (
@@ -155,9 +156,11 @@ def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
         return trace
     anchors = trace.anchors or (trace.metadata.anchor,)
     times = clock.to_reference(np.array([anchor.monotonic_ns for anchor in anchors], np.int64))
-    moved = tuple(replace(anchor, monotonic_ns=at) for anchor, at in zip(anchors, times.tolist(), strict=True))
+    moved = tuple(structs.replace(anchor, monotonic_ns=at) for anchor, at in zip(anchors, times.tolist(), strict=True))
     times = clock.to_reference(np.array([state.at_ns for state in trace.device_states], np.int64))
-    states = tuple(state._replace(at_ns=at) for state, at in zip(trace.device_states, times.tolist(), strict=True))
+    states = tuple(
+        structs.replace(state, at_ns=at) for state, at in zip(trace.device_states, times.tolist(), strict=True)
+    )
     return replace(trace, anchors=moved, device_states=states)
 
 

@@ -20,7 +20,7 @@ from commtrace.analysis.matched import Context
 from commtrace.analysis.statistics import Distribution, join_distributions
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
-from commtrace.trace.metadata import OUTSIDE
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.spans import Int64
 
 _NEVER: Final = np.iinfo(np.int64).max

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from commtrace.analysis.clocks.align import align
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.analysis.engines import engine_notes, engines_used
@@ -176,7 +178,7 @@ def _rank(
         device_uuid=trace.metadata.device_uuid or None,
         exclude_nodes=exclude_nodes([trace.metadata], (other.metadata for other in heard.ranks.values())),
         failures=tuple(
-            Failure(**{**failure._asdict(), "group": describe_group(groups.get(failure.group), failure.group)})
+            Failure(**{**structs.asdict(failure), "group": describe_group(groups.get(failure.group), failure.group)})
             for failure in trace.failures
         ),
         dropped=dict(trace.dropped),

@@ -10,9 +10,10 @@ from commtrace.analysis.hangs.rank_state import Ending, LastActivity, find_endin
 from commtrace.analysis.hangs.stops import Elsewhere, Stop
 from commtrace.analysis.matching.arrivals import Message, RankArrivals, find_arrivals, known_groups
 from commtrace.errors import CommtraceError
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.files.jobs import other_worlds
 from commtrace.trace.files.reader import load_newest
-from commtrace.trace.metadata import OUTSIDE, Group, Member
+from commtrace.trace.metadata import Group, Member
 from commtrace.trace.processes import AskProcess
 from commtrace.trace.run import Run
 

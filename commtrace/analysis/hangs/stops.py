@@ -20,8 +20,9 @@ from commtrace.analysis.matching.arrivals import (
     describe_group,
     known_groups,
 )
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.json_values import JsonObject, fields_to_json
-from commtrace.trace.metadata import OUTSIDE, Group
+from commtrace.trace.metadata import Group
 from commtrace.trace.processes import GONE, SUSPENDED
 from commtrace.trace.run import Run
 

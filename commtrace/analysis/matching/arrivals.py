@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows
 from commtrace.trace import schema
-from commtrace.trace.metadata import OUTSIDE, UNKNOWN_ROLE, Group
+from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.metadata import UNKNOWN_ROLE, Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool
 
@@ -145,7 +147,7 @@ def known_groups(run: Run) -> dict[int, Group]:
             before = found.get(number)
             if before is not None and len(before.members) == len(group.members) > 0:
                 members = tuple(one or other for one, other in zip(group.members, before.members, strict=True))
-                group = group._replace(members=members, key=group.key or before.key)
+                group = structs.replace(group, members=members, key=group.key or before.key)
             found[number] = group
     return found
 

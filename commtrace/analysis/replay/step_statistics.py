@@ -19,7 +19,7 @@ from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, firs
 from commtrace.analysis.statistics import Float64
 from commtrace.findings.causes import CHECKPOINT, DATA, EVALUATION, GC, PAUSES
 from commtrace.trace.blocks import pick
-from commtrace.trace.metadata import OUTSIDE
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import structs
+
 from commtrace.capture.collectives.groups import GroupRegistry, GroupState, store_of, without_prefixes
 from commtrace.identity import StoreRequest
 from commtrace.trace.metadata import Member, is_world_key, new_world_key
@@ -111,7 +113,7 @@ class _Meeting:
             return {}
         answers = {}
         if self._own_number >= 0 and not self._has_told:
-            text = json.dumps([*self._member, new_world_key()])
+            text = json.dumps([*structs.astuple(self._member), new_world_key()])
             store.set(self._store_key(self._own_number), text)
             self._has_told = True
             answers[self._own_number] = _parsed(text.encode())

@@ -12,11 +12,14 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
+from msgspec import structs
+
 from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, GraphContents, Queue
 from commtrace.identity import Place, current_place
-from commtrace.trace.metadata import OUTSIDE, UNKNOWN_ROLE, Group, Member, group_id, new_world_key, outside_group_id
+from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.metadata import UNKNOWN_ROLE, Group, Member, group_id, new_world_key, outside_group_id
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -282,14 +285,14 @@ class GroupRegistry:
         state = self.state(process_group)
         with self._lock:
             if state.group.role != role:
-                state.group = state.group._replace(role=role)
+                state.group = structs.replace(state.group, role=role)
                 self._tell_skipped(state)
                 self._remember(state.group)
 
     def set_members(self, state: GroupState, members: tuple[Member | None, ...], key: str) -> None:
         """Set what is known of the members of a group over several worlds, and the key that it has in all of them."""
         with self._lock:
-            state.group = state.group._replace(members=members, key=key)
+            state.group = structs.replace(state.group, members=members, key=key)
             self._remember(state.group)
 
     def name_dimension(self, process_group: ProcessGroup, dimension: str) -> None:
@@ -324,7 +327,7 @@ class GroupRegistry:
             ranks_by_group_rank = _global_ranks(process_group)
             ranks = tuple(sorted(ranks_by_group_rank))
             ordinal = self._next_ordinal(ranks)
-            group = group._replace(id=group_id(ranks, ordinal), ranks=ranks, ordinal=ordinal)
+            group = structs.replace(group, id=group_id(ranks, ordinal), ranks=ranks, ordinal=ordinal)
         else:
             size = process_group.size()
             # Its members have ranks of their own worlds, which are not known yet, but for this one's.
@@ -334,7 +337,7 @@ class GroupRegistry:
             store = store_name(without_prefixes(store_of(process_group)))
             ordinal = self._next_ordinal((store, group.name, size))
             number = outside_group_id(store, group.name, size, ordinal)
-            group = group._replace(id=number, ordinal=ordinal, members=(None,) * size)
+            group = structs.replace(group, id=number, ordinal=ordinal, members=(None,) * size)
         nccl = nccl_backend(process_group)
         counters = None
         if self._make_counters is not None:

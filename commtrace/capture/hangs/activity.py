@@ -82,7 +82,8 @@ class ActivityWatch:
     def current(self) -> Activity:
         collectives, messages = self._launched()
         phases = tuple(_open_phase(span, self._asks_device) for span in _outwards(self._tracer.innermost))
-        return Activity(self._tracer.coordinates, phases, collectives, messages, self._frames())
+        step, microbatch, chunk, stage = self._tracer.coordinates
+        return Activity((step, microbatch, chunk, stage), phases, collectives, messages, self._frames())
 
     def open_kinds(self) -> set[str]:
         return {schema.KINDS[span.kind] for span in _outwards(self._tracer.innermost)}

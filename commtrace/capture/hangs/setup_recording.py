@@ -9,9 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
+
+from msgspec import structs
 
 from commtrace import identity, launchers
 from commtrace.capture.device.clock import now_ns
@@ -154,7 +155,7 @@ class SetupRecording:
             directory = directory.with_name(f"{directory.name}-joining")
         self._earlier = self._files.call(files_of_recording, rank_directory(directory, metadata.rank))
         self._writer = SegmentWriter(directory, metadata, files=self._files)
-        anchor = mark_row("clock_anchor", asdict(identity.clock_anchor()))
+        anchor = mark_row("clock_anchor", structs.asdict(identity.clock_anchor()))
         self._writer.write([anchor, mark_row("topology", self._tracer.topology()[1])])
         self._announce(directory, metadata)
         if self._config.hang_seconds:

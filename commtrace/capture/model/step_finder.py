@@ -20,7 +20,7 @@ import torch
 from commtrace.capture.model.step_updates import StepUpdates
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Topology  # msgspec is not imported in training
+    from commtrace.trace.topology import Topology
 
 _PATIENCE: Final = 8
 """Optimizers that did not step are given up after so many steps per optimizer of the loop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from commtrace.trace.topology import Iterations  # msgspec is not imported in training
+    from commtrace.trace.topology import Iterations
 
 _MOST_NAMES: Final = 16
 """Number of classes of optimizers that are told apart."""

@@ -21,7 +21,7 @@ from commtrace.analysis.matching.operations import communication_rows, unfinishe
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
-from commtrace.trace.metadata import OUTSIDE
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.run import RankTrace, Run
 
 COLUMNS: Final = (

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 
 from commtrace.errors import TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.files.exactness import exact_ends, exact_starts
 from commtrace.trace.graphs import with_contents
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
-from commtrace.trace.metadata import OUTSIDE, RankMetadata
+from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace
 from commtrace.trace.selection import StepRange
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int16, Int32, Int64, Spans
@@ -295,7 +296,7 @@ def _trace(
         topology=without_place(marks.topology),
         dropped=marks.dropped,
         anchors=(metadata.anchor, *marks.anchors),
-        in_flight=tuple(replace(one, peer=rank_of(one.group, one.peer)) for one in marks.in_flight),
+        in_flight=tuple(structs.replace(one, peer=rank_of(one.group, one.peer)) for one in marks.in_flight),
         activity=marks.activity and _with_ranks(marks.activity, rank_of),
         activity_ns=marks.activity_ns,
         no_progress_ns=marks.no_progress_ns,
@@ -310,7 +311,7 @@ def _trace(
         exception=marks.exception,
         exception_frames=marks.exception_frames,
         has_left=marks.has_left,
-        failures=tuple(one._replace(peer=rank_of(one.group, one.peer)) for one in marks.failures),
+        failures=tuple(structs.replace(one, peer=rank_of(one.group, one.peer)) for one in marks.failures),
         # Not copied for each part of a long run that is read forward.
         aggregates=rank_marks.aggregates
         if steps is None and discarded < 0
@@ -330,7 +331,7 @@ def _with_ranks(activity: Activity, rank_of: Callable[[int, int], int]) -> Activ
     messages = tuple(
         (group, is_send, rank_of(group, peer), tag, count) for group, is_send, peer, tag, count in activity.p2p
     )
-    return replace(activity, p2p=messages)
+    return structs.replace(activity, p2p=messages)
 
 
 def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:

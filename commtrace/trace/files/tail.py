@@ -275,7 +275,7 @@ def _recorded_groups(parts: Iterable[pa.Table]) -> set[int]:
         for row in rows.tolist():
             if part["name"][row].as_py() == "process_group":
                 with contextlib.suppress(ValueError):  # reported when the marks are read
-                    ids.add(read_mark("process_group", part["detail"][row].as_py(), most_ranks=MOST_RANKS)["id"])
+                    ids.add(read_mark("process_group", part["detail"][row].as_py(), most_ranks=MOST_RANKS).id)
     return ids
 
 

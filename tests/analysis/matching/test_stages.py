@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.matching.stages import Flow, classes_of
@@ -23,7 +24,7 @@ def untold(run: Run) -> Run:
     """Return the run as a program records it that has written its parallelism by hand."""
     ranks = {}
     for rank, trace in run.ranks.items():
-        groups = {number: one._replace(role="unknown") for number, one in trace.groups.items()}
+        groups = {number: structs.replace(one, role="unknown") for number, one in trace.groups.items()}
         none = np.full(len(trace.spans), -1, np.int32)
         spans = trace.spans.replace(stage=none, chunk=none, microbatch=none)
         ranks[rank] = replace(trace, spans=spans, groups=groups, coordinates={}, parallel={}, topology={})

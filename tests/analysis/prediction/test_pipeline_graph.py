@@ -128,3 +128,10 @@ def test_a_recorded_job_tells_to_the_nanosecond_what_another_schedule_takes(
     answer = predict(analyse(synthesize(job).run), Changes(schedule=other, microbatches=microbatches)).prediction
 
     assert (answer.predicted_ns, answer.fidelity.error) == (truth["mean_step_ns"], 0)
+
+
+def test_a_backward_whose_weights_were_recorded_apart_is_counted_once() -> None:
+    job = Job(pp=4, microbatches=8, schedule="zb1p", layers=8, jitter=0.0, end_scatter_ns=0, steps=2)
+    answer = predict(analyse(synthesize(job).run), Changes(microbatches=8)).prediction
+
+    assert answer.predicted_ns == answer.fidelity.measured_ns

@@ -17,7 +17,7 @@ def record(run: Run, directory: Path, *, steps_per_segment: int = 2) -> Path:
     """Write every rank of a run; returns the directory."""
     for trace in run.ranks.values():
         writer = SegmentWriter(directory, trace.metadata, steps_per_segment=steps_per_segment)
-        writer.write([mark("process_group", group._asdict()) for group in trace.groups.values()])
+        writer.write([mark("process_group", group.to_json()) for group in trace.groups.values()])
         if trace.coordinates:
             writer.write([mark("topology", {"coordinates": trace.coordinates, "parallel": trace.parallel})])
         rows = [row_at(run, trace, at) for at in np.argsort(trace.spans.end, kind="stable").tolist()]

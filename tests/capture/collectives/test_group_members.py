@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from msgspec import structs
 from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives import group_members
@@ -143,8 +144,8 @@ def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.Monke
         "{}",
         "[]",
         "[1, 2, 3]",
-        json.dumps([*ENGINES[0], "key"]),
-        json.dumps([*ENGINES[0]._replace(rank=-1), "a" * 16]),
+        json.dumps([*structs.astuple(ENGINES[0]), "key"]),
+        json.dumps([*structs.astuple(structs.replace(ENGINES[0], rank=-1)), "a" * 16]),
     ],
 )
 def test_an_answer_that_no_member_can_have_given_is_not_taken(said: str) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec import structs
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 from commtrace.capture.collectives import group_lifecycle
 from commtrace.capture.collectives.groups import GroupRegistry
-from commtrace.trace.metadata import OUTSIDE, Group, group_id
+from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.metadata import Group, group_id
 from tests.capture.recording import Recording, fake_backend
 from tests.unreadable import unreadable
 
@@ -141,7 +143,7 @@ def test_a_role_is_then_what_the_framework_says(registry: GroupRegistry) -> None
     registry.set_role(group, "tp")
     registry.set_role(group, "tp")
 
-    assert registry.state(group).group == before._replace(role="tp")
+    assert registry.state(group).group == structs.replace(before, role="tp")
     assert registry.known_groups()[-1].role == "tp"
     assert registry.version == version + 1
 

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.graphs.replays import GraphReplays
-from commtrace.capture.graphs.stamps import OF_ANOTHER, TOO_MANY
+from commtrace.capture.graphs.stamps import NEEDS_NATIVE, OF_ANOTHER, TOO_MANY
+from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.records import Coordinates, Launch
+from commtrace.config import Config
 from commtrace.trace import schema
 from tests.capture.graphs.stamped_job import BYTES, StampedJob, intervals
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedGraph
 from tests.capture.simulated_nccl import options, tensor
 from tests.native import simulated_driver
 from tests.native.forked import in_child
+from tests.safety.devices import SimulatedGpu
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.engine("native")]
 
@@ -582,3 +586,24 @@ def test_old_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
         job.cuda.reading_ns = 20_000
         assert job.core.prepare_stamps(True) == ""
         job.cuda.reading_ns = 0
+
+
+# The option
+
+
+@pytest.mark.parametrize(("chosen", "is_stamped"), [("native", True), ("python", False)])
+def test_the_option_asks_for_stamps_which_need_the_native_part(
+    chosen: str, is_stamped: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu = SimulatedGpu(monkeypatch).prepare_stamps()
+    recording = Instrumentation(Config(dir=str(tmp_path), engine=chosen, graphs="stamps"))
+    messages = recording.tracer.guard.take_messages()
+    assert messages == ([] if is_stamped else [NEEDS_NATIVE])
+    recording.start()
+    try:
+        graph = gpu.cuda.CUDAGraph()
+        with gpu.cuda.graph(graph):
+            distributed_c10d._get_default_group().allreduce([tensor(BYTES)], options(False))
+        assert len(gpu.cuda.driver.stamps(graph._graph)) == (3 if is_stamped else 0)
+    finally:
+        recording.stop()

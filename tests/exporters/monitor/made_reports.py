@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from commtrace.exporters.monitor.messages import (
-    Activity,
-    Hang,
-    HangReport,
-    Job,
-    Report,
-)
+from commtrace.exporters.monitor.messages import Hang, HangReport, Job, Report
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
+from commtrace.trace.hang_report import Activity
 from tests.exporters.monitor.conftest import JOB
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import pytest
 
 from commtrace.exporters.monitor import hangs
@@ -25,6 +25,7 @@ from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
 from commtrace.trace.hang_report import Activity, InFlight
+from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.run import RankTrace
 from tests.factory import group, metadata
 
@@ -42,8 +43,8 @@ def report(rank: int, *, waits_at: int | None, launched: int, at: str = "train.p
         "time": 1_700_000_060.0,
         "monotonic_ns": 60 * SECOND,
         "no_progress_ns": 60 * SECOND,
-        "metadata": asdict(metadata(rank, world_size=4, node=f"node{rank}")),
-        "groups": [{**DP._asdict(), "ranks": list(DP.ranks)}],
+        "metadata": fields_to_json(metadata(rank, world_size=4, node=f"node{rank}")),
+        "groups": [DP.to_json()],
         "topology": {"coordinates": {"dp": rank}},
         "activity": {
             "at": [17, -1, -1, -1], "open": [], "collectives": {str(DP.id): launched}, "p2p": [], "frames": [at],
@@ -102,7 +103,7 @@ def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment(
     assert b"secret" not in sent
     (trace,) = traces([record])
     assert trace.in_flight == tuple(InFlight(**one) for one in record["in_flight"])
-    assert (trace.activity, trace.no_progress_ns) == (Activity.of_mark(record["activity"]), 60 * SECOND)
+    assert (trace.activity, trace.no_progress_ns) == (msgspec.convert(record["activity"], Activity), 60 * SECOND)
     assert (trace.groups, trace.coordinates) == ({DP.id: DP}, {"dp": 0})
 
 

@@ -38,7 +38,7 @@ def live_rank(number: int, directory: Path = Path("run"), groups: Sequence[Group
     live = LiveRank(described, directory)
     for one in (*PIPELINES, *REPLICAS, WORLD, *groups):
         if number in one.ranks:
-            live.learn(mark("process_group", one._asdict()))
+            live.learn(mark("process_group", one.to_json()))
     stage, replica = divmod(number, 2)
     parallel = {"tp": 1, "pp": 2, "dp": 2}
     live.learn(mark("topology", {"coordinates": {"tp": 0, "pp": stage, "dp": replica}, "parallel": parallel}))

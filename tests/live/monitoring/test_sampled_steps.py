@@ -25,7 +25,7 @@ OF_THE_JOB = 2
 
 def live_rank(number: int, world_size: int = OF_THE_JOB) -> LiveRank:
     rank = LiveRank(metadata(number, world_size=world_size, node="node1"), Path("run"))
-    rank.marks.read("process_group", {**DP._asdict(), "ranks": list(DP.ranks)})
+    rank.marks.read("process_group", DP)
     rank.marks.read("topology", {"coordinates": {"dp": number}, "parallel": {"dp": 2}, "first_step": 3})
     return rank
 

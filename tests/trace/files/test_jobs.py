@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from commtrace.history.runs import list_runs
+from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.files.jobs import are_of_one_job, other_worlds, read_world, worlds_in
 from commtrace.trace.files.reader import load_run
-from commtrace.trace.metadata import OUTSIDE, ClockAnchor, group_id
+from commtrace.trace.metadata import ClockAnchor, group_id
 from commtrace.trace.schema import COMMUNICATION, P2P
 from tests.trace.rows import mark, row, steps, write_rank
 

@@ -170,7 +170,7 @@ def test_the_last_activity_of_a_rank_is_kept_with_its_time(tmp_path: Path) -> No
     write_rank(tmp_path, rows)
     trace = load_run(tmp_path).ranks[0]
 
-    assert (trace.activity, trace.activity_ns, trace.no_progress_ns) == (Activity.of_mark({}), 700, 9)
+    assert (trace.activity, trace.activity_ns, trace.no_progress_ns) == (Activity(), 700, 9)
     assert trace.drops == (Drop(400, {"p2p": 2}),)
     assert trace.last_written_ns == 700
     assert len(trace.spans) == 2

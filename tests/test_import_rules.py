@@ -254,7 +254,6 @@ def test_a_rank_records_without_the_packages_that_only_readers_and_exporters_nee
         f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
         "for step in range(3):\n"
         "    with commtrace.step(step):\n        dist.all_reduce(torch.ones(4))\n"
-        "commtrace.stop()"
     )
     _in_a_new_interpreter(source)
 

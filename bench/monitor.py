@@ -16,11 +16,11 @@ from pathlib import Path
 
 from commtrace.exporters.monitor.aggregator import Aggregator
 from commtrace.exporters.monitor.exchange import MonitorClient, MonitorServer
-from commtrace.exporters.monitor.messages import Job, Report, encoded
+from commtrace.exporters.monitor.messages import Report, WatchedJob, encoded
 from commtrace.exporters.monitor.rendezvous import Address
 from commtrace.exporters.monitor.sinks import FileSink
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.waits import Block, BlockTime
+from commtrace.live.monitoring.waits import BlockReport, BlockTime
 from commtrace.live.monitoring.window import WindowReport
 
 MILLISECOND = 1_000_000
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def measure(ranks: int, windows: int, directory: Path) -> None:
-    job = Job("bench", 0, ranks, 4.0)
+    job = WatchedJob("bench", 0, ranks, 4.0)
     store = MonitorStore(job)
     server = MonitorServer(Address("127.0.0.1", 0), TOKEN, store.answer)
     aggregator = Aggregator(job, [FileSink(directory)])
@@ -86,7 +86,7 @@ def report(rank: int, window: int) -> WindowReport:
         duration_ns=100 * MILLISECOND,
         work_ns=(work * MILLISECOND, 5 * MILLISECOND, 0, 0, 0, 3 * MILLISECOND),
         error_ns=MILLISECOND // 10,
-        block=Block(64, window, groups(rank)),
+        block=BlockReport(64, window, groups(rank)),
         exposed_ns={"dp": (92 - work) * MILLISECOND // 2, "pp": (92 - work) * MILLISECOND // 2},
     )
 

@@ -47,9 +47,9 @@ from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.findings import FOUND, LiveStraggler
 from commtrace.live.monitoring.watch import Watch
-from commtrace.live.monitoring.window import Window
+from commtrace.live.monitoring.window import ReportWindow
 from commtrace.live.rank import LiveRank
-from commtrace.live.summarise import StepExtras, StepWindow, summarise
+from commtrace.live.summarise import StepExtras, SummaryInput, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.synth import Synthetic, synthesize
 from commtrace.synth.simulation import SimulatedSteps, simulate
@@ -286,7 +286,7 @@ def _joins(run: Run) -> Iterator[Join]:
     for rank, trace in zip(ranks, run.ranks.values(), strict=True):
         _tell(rank, trace)
     steps = [deque(steps_of(rank, run.ranks[rank.rank], run.names)) for rank in ranks]
-    windows = [Window(rank) for rank in ranks]
+    windows = [ReportWindow(rank) for rank in ranks]
     for number in range(1, int(max(own[-1].summary.end_ns for own in steps) / 1e9 / WINDOW_SECONDS) + 1):
         now_ns = round(number * WINDOW_SECONDS * 1e9)
         for window, own in zip(windows, steps, strict=True):
@@ -356,7 +356,7 @@ def steps_of(rank: LiveRank, trace: RankTrace, names: Sequence[str]) -> list[Ste
     rows = np.flatnonzero(spans.kind == schema.STEP)
     steps = rows[np.argsort(spans.end[rows], kind="stable")]
     owner = owners(spans, steps)
-    window = StepWindow(list(names), spans, steps, owner, {})
+    window = SummaryInput(list(names), spans, steps, owner, {})
     told = summarise(window, rank, [StepExtras(0, 0, {}, {}, None) for _ in steps], GilYield())
     return [Step(summary, _rows(spans.take(owner == at), names)) for at, summary in enumerate(told)]
 

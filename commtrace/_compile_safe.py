@@ -15,7 +15,7 @@ RAISED: Any = object()
 """The result of a function that raised."""
 
 
-class Part(Protocol):
+class WrapperOwner(Protocol):
     """The part of commtrace that a wrapper belongs to."""
 
     @property
@@ -29,7 +29,7 @@ class Part(Protocol):
 def wrap_with_callbacks(
     original: Callable[..., object],
     is_compiling: Callable[[], bool],
-    part: Part,
+    part: WrapperOwner,
     begin: Callable[[tuple[Any, ...], dict[str, Any]], Any],
     end: Callable[[Any, Any], None],
 ) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def wrap_with_callbacks(
 def do_nothing(*_arguments: object) -> None: ...
 
 
-class StepListener(Protocol):
+class OptimizerListener(Protocol):
     """Record the steps of optimizers."""
 
     def before_step(self, optimizer: object) -> None: ...
@@ -77,7 +77,7 @@ class StepListener(Protocol):
 class Listening(Protocol):
     """Holds who listens to the steps of optimizers, if anybody does."""
 
-    listener: StepListener | None
+    listener: OptimizerListener | None
 
     def failed(self, error: Exception) -> None:
         """Handle an exception of the listener, or on the way to it."""

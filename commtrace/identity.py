@@ -89,7 +89,7 @@ class Identity:
         self._lock = threading.Lock()
         self._agreement: Agreement | None = None
         self._asked_at: float | None = None
-        self._found: Found | None = None
+        self._found: AgreedIdentity | None = None
         self._first_place: Place | None = None
         self._needs_no_others = False
         self._connection: Store | None = None
@@ -100,7 +100,7 @@ class Identity:
         """Have ``name`` name the run of this world, before it is asked for."""
         self._name_run = name
 
-    def found(self, place: Place | None = None) -> Found | None:
+    def found(self, place: Place | None = None) -> AgreedIdentity | None:
         """Return the identity; None while rank 0 has not named the run. Not for the training thread.
 
         Waits for an answer of the job's store for a tenth of a second at most.
@@ -117,7 +117,7 @@ class Identity:
             self._lock.release()
         return self._found
 
-    def settled(self, seconds: float, place: Place | None = None) -> Found:
+    def settled(self, seconds: float, place: Place | None = None) -> AgreedIdentity:
         """Return the identity; after so many seconds without rank 0's name, one of its own.
 
         Rank 0 waits so long for the others to hear it, unless the store outlives its process.
@@ -190,7 +190,7 @@ class Identity:
     def _ask_unreported(self, agreement: Agreement, store: Store) -> int:
         return agreement.unreported(self._connected(store))
 
-    def _look(self, place: Place | None) -> Found | None:
+    def _look(self, place: Place | None) -> AgreedIdentity | None:
         self._read_name_again()
         # The first one that is seen: a job may give up its group and go on as a smaller one meanwhile.
         place = self._first_place = self._first_place or place or current_place()
@@ -213,7 +213,7 @@ class Identity:
         if now != before and is_run_id(now) and self._config.run_id == before:  # no other name was given to start()
             self._shared_name = self._name = now
 
-    def _asked(self, store: Store, place: Place) -> Found | None:
+    def _asked(self, store: Store, place: Place) -> AgreedIdentity | None:
         if self._asked_at is None:
             self._asked_at = time.monotonic()
         agreement = self._agreement = self._agreement or self._new_agreement(place)
@@ -255,7 +255,7 @@ class Identity:
                 restarts = max(restarts, holder.attempt + 1 - requeues)
         return requeues, restarts
 
-    def _ask_agreement(self, agreement: Agreement, store: Store, place: Place) -> Found | None:
+    def _ask_agreement(self, agreement: Agreement, store: Store, place: Place) -> AgreedIdentity | None:
         connected = self._connected(store)
         agreed = agreement.reached(connected)
         return None if agreed is None else self._of(agreed, place, connected)
@@ -287,7 +287,7 @@ class Identity:
         launched = launchers.position(self._environment)
         return None if launched is None else Place(launched.rank, launched.world_size)
 
-    def on_its_own(self, place: Place) -> Found:
+    def on_its_own(self, place: Place) -> AgreedIdentity:
         """Return the identity of a process at ``place`` as this process alone knows it: not agreed on with others."""
         number = attempt(self._environment)
         if self._predecessor is not None:
@@ -318,19 +318,19 @@ class Identity:
             _logger.debug("commtrace: it is not known whether the other ranks have their places as before: %s", error)
             return is_alike
 
-    def _alone(self, place: Place) -> Found | None:
+    def _alone(self, place: Place) -> AgreedIdentity | None:
         """Return the identity of a world of one rank; None while its run has no name."""
         agreed = self.on_its_own(place)
         run_id = self._answered("name", partial(self._name_run, agreed.job, agreed.world, agreed.attempt))
         return None if run_id is None else agreed._replace(run_id=run_id)
 
-    def _not_agreed(self, why: str, place: Place | None) -> Found:
+    def _not_agreed(self, why: str, place: Place | None) -> AgreedIdentity:
         self._warn_of_no_agreement(why)
         return self.on_its_own(place or Place(0, 1))
 
-    def _of(self, agreed: Agreed, place: Place, store: Store | None) -> Found:
+    def _of(self, agreed: Agreed, place: Place, store: Store | None) -> AgreedIdentity:
         local_rank = self._local_rank(place, store)
-        return Found(
+        return AgreedIdentity(
             agreed.run_id, agreed.attempt, place.rank, local_rank, place.world_size, place.backend, agreed.world,
             agreed.job,
         )  # fmt: skip
@@ -356,7 +356,7 @@ class Identity:
             _logger.debug("commtrace: the number of this rank on its host is not known: %s", error)
             return number or 0
 
-    def _warn_of_other_name(self, agreed: Found) -> None:
+    def _warn_of_other_name(self, agreed: AgreedIdentity) -> None:
         if self._shared_name and agreed.job != self._shared_name and self._is_first_of_its_node():
             _logger.warning(
                 "commtrace: the run is called %s on this node and %s on rank 0, and is recorded as %s. The launcher "
@@ -421,7 +421,7 @@ class Place(NamedTuple):
     backend: str = ""
 
 
-class Found(NamedTuple):
+class AgreedIdentity(NamedTuple):
     """The identity of a process. ``backend`` is empty without torch.distributed."""
 
     run_id: str
@@ -446,7 +446,7 @@ def _world_of_process(attempt: int) -> str:
     return _own_worlds.setdefault((os.getpid(), attempt), new_world_key())
 
 
-def collect(config: Config, found: Found) -> RankMetadata:
+def collect(config: Config, found: AgreedIdentity) -> RankMetadata:
     """Describe this process for the headers of its files."""
     device_name, device_uuid = device()
     host = socket.gethostname()
@@ -532,7 +532,9 @@ class WorldNames:
         return directory(self._config, name_of_world(job, number), job)
 
 
-def own_directory(config: Config, found: Found, files: FileCalls = HERE, predecessors: Set[str] = frozenset()) -> Path:
+def own_directory(
+    config: Config, found: AgreedIdentity, files: FileCalls = HERE, predecessors: Set[str] = frozenset()
+) -> Path:
     """Return the run directory of a rank, which another world holds if nodes have disks of their own.
 
     ``predecessors`` are the keys of worlds that its processes were in before.

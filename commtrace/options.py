@@ -60,7 +60,7 @@ _TRIGGER_SIGNALS: Final = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGPWR", "SIGRTMIN
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OptionKind:
     """The values that an option can have; ``expected`` is what to write instead, for an error."""
 
     types: tuple[type, ...]
@@ -77,7 +77,7 @@ class Kind:
 class Option:
     """The declaration of an option, without its name and default; a secret is neither shown in errors nor forwarded."""
 
-    kind: Kind
+    kind: OptionKind
     meaning: str  # Markdown of docs/environment-variables.md
     example: str
     is_secret: bool = False
@@ -109,7 +109,7 @@ class Option:
         return ConfigurationError(f"{name}{shown}: write {self.kind.expected}")
 
 
-def option(default: T, kind: Kind, meaning: str, *, example: str, is_secret: bool = False) -> T:
+def option(default: T, kind: OptionKind, meaning: str, *, example: str, is_secret: bool = False) -> T:
     """Return the dataclass field of an option; arguments are those of :class:`Option`."""
     declared = Option(kind, meaning, example, is_secret)
     return field(default=default, repr=not is_secret, metadata={_METADATA_KEY: declared})
@@ -144,9 +144,9 @@ def is_token(text: str) -> bool:
     return re.fullmatch(r"[!-~]{16,256}", text) is not None
 
 
-def whole_number(least: int, most: int = 2**31 - 1) -> Kind:
+def whole_number(least: int, most: int = 2**31 - 1) -> OptionKind:
     expected = f"a whole number of at least {least}, at most {most}"
-    return Kind((int,), _read_whole_number, lambda number: least <= number <= most, expected)
+    return OptionKind((int,), _read_whole_number, lambda number: least <= number <= most, expected)
 
 
 def _read_whole_number(text: str) -> int:
@@ -215,82 +215,84 @@ def _is_url(text: str) -> bool:
     return not text or re.fullmatch(r"https?://[!-~]+", text, re.IGNORECASE) is not None
 
 
-FLAG: Final = Kind(
+FLAG: Final = OptionKind(
     (bool,), lambda text: _FLAGS[text.strip().lower()], lambda _: True, "1 or 0 (True or False in a script)"
 )
-TEXT: Final = Kind((str,), str.strip, lambda _: True, "text")
-PATH: Final = Kind((str, os.PathLike), str.strip, lambda _: True, "a path")
-BYTES: Final = Kind(
+TEXT: Final = OptionKind((str,), str.strip, lambda _: True, "text")
+PATH: Final = OptionKind((str, os.PathLike), str.strip, lambda _: True, "a path")
+BYTES: Final = OptionKind(
     (int,),
     lambda text: parse_bytes(text, 1000),
     lambda number: number == 0 or _LEAST_BYTES <= number < 10**18,
     "bytes, at least 1M, such as 500M or 2G; 0 for no limit",
 )
-SECONDS: Final = Kind(
+SECONDS: Final = OptionKind(
     (int, float), float, _is_time, f"a number of seconds from {_SHORTEST_SECONDS} to {_LONGEST_SECONDS}"
 )
-SECONDS_OR_NEVER: Final = Kind(
+SECONDS_OR_NEVER: Final = OptionKind(
     (int, float),
     float,
     lambda seconds: seconds == 0 or _is_time(seconds),
     f"a number of seconds from {_SHORTEST_SECONDS} to {_LONGEST_SECONDS}, or 0 for never",
 )
-PORT: Final = Kind((int,), _read_whole_number, lambda port: 0 <= port <= 65535, "a port number, or 0 for a free one")
-RUN_ID: Final = Kind(
+PORT: Final = OptionKind(
+    (int,), _read_whole_number, lambda port: 0 <= port <= 65535, "a port number, or 0 for a free one"
+)
+RUN_ID: Final = OptionKind(
     (str,),
     str.strip,
     lambda text: not text or is_run_id(text),
     f"at most {_LONGEST_NAME} printable characters; between slashes, not only dots",
 )
-NODE: Final = Kind(
+NODE: Final = OptionKind(
     (str,),
     str.strip,
     lambda text: text.isprintable() and len(text) <= _LONGEST_NAME,
     f"at most {_LONGEST_NAME} printable characters",
 )
-STEPS: Final = Kind((str,), str.strip, _is_steps, "steps, such as 100:110 (A:B or A:B:k, B exclusive)")
-MODULES: Final = Kind((str,), str.strip, _is_module_choice, "depth=2, or names such as layers.*")
-RANKS: Final = Kind((str,), str.strip, _is_ranks, "ranks, such as 0,8 or 0:64:8 (A:B:k, B exclusive)")
-WORDS: Final = Kind(
+STEPS: Final = OptionKind((str,), str.strip, _is_steps, "steps, such as 100:110 (A:B or A:B:k, B exclusive)")
+MODULES: Final = OptionKind((str,), str.strip, _is_module_choice, "depth=2, or names such as layers.*")
+RANKS: Final = OptionKind((str,), str.strip, _is_ranks, "ranks, such as 0,8 or 0:64:8 (A:B:k, B exclusive)")
+WORDS: Final = OptionKind(
     (tuple,),
     _read_words,
     lambda words: all(isinstance(word, str) for word in words),
     "names with commas between (a tuple of them in a script)",
 )
-LAYOUT: Final = Kind(
+LAYOUT: Final = OptionKind(
     (str,), str.strip, _is_layout, "sizes of the parallel dimensions, neighbouring ranks first, such as tp=2,pp=4,dp=2"
 )
-EXPORT: Final = Kind(
+EXPORT: Final = OptionKind(
     (str,),
     str.strip,
     lambda text: {word.lower() for word in _read_words(text)} <= set(EXPORTERS),
     f"any of {', '.join(EXPORTERS)}, with commas between",
 )
-SIGNAL: Final = Kind(
+SIGNAL: Final = OptionKind(
     (str,),
     lambda text: text.strip().upper(),
     lambda text: not text or (text in _TRIGGER_SIGNALS and hasattr(signal, text)),
     f"one of {', '.join(_TRIGGER_SIGNALS)}",
 )
-TOKEN: Final = Kind(
+TOKEN: Final = OptionKind(
     (str,),
     str.strip,
     lambda text: not text or is_token(text),
     "16 to 256 printable ASCII characters without spaces",
 )
-URL: Final = Kind((str,), str.strip, _is_url, "a URL that begins with http:// or https://")
-WEBHOOK_FORMAT: Final = Kind(
+URL: Final = OptionKind((str,), str.strip, _is_url, "a URL that begins with http:// or https://")
+WEBHOOK_FORMAT: Final = OptionKind(
     (str,),
     lambda text: text.strip().lower(),
     lambda text: text in WEBHOOK_FORMATS,
     f"one of {', '.join(filter(None, WEBHOOK_FORMATS))}",
 )
-ENGINE: Final = Kind(
+ENGINE: Final = OptionKind(
     (str,), lambda text: text.strip().lower(), lambda text: text in ENGINES, f"one of {', '.join(ENGINES)}"
 )
-GRAPHS_RECORDED: Final = Kind(
+GRAPHS_RECORDED: Final = OptionKind(
     (str,), lambda text: text.strip().lower(), lambda text: text in GRAPHS, f"one of {', '.join(GRAPHS)}"
 )
-OTLP_LEVEL: Final = Kind(
+OTLP_LEVEL: Final = OptionKind(
     (str,), lambda text: text.strip().lower(), lambda text: text in OTLP_LEVELS, f"one of {', '.join(OTLP_LEVELS)}"
 )

@@ -28,11 +28,11 @@ _PATIENCE_SECONDS: Final = 5.0
 _uncaught: BaseException | None = None
 
 
-class _Key:
+class _FinalizerKey:
     """What multiprocessing keeps our function for, weakly."""
 
 
-_key: Final = _Key()
+_key: Final = _FinalizerKey()
 _end: Callable[[], None] | None = None
 
 

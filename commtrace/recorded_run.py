@@ -23,8 +23,8 @@ from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.step_totals import TimeTotals, time_totals
-from commtrace.analysis.steps.choice import Window, load_window
-from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.steps.choice import ChosenSteps, load_window
+from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.search import Findings, judge_stragglers, measure_work
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, survey_large_run
@@ -96,7 +96,7 @@ class RecordedRun(Generic[Frame]):
     Results are kept. Of a large run, only :meth:`spans` holds all spans in memory.
     """
 
-    def __init__(self, source: Window | LargeRun, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
+    def __init__(self, source: ChosenSteps | LargeRun, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
         self._source = source
         self._steps = steps
         self._convert = convert
@@ -207,7 +207,7 @@ class RecordedRun(Generic[Frame]):
         return self._measured(time_totals)
 
     @cached_property
-    def _window(self) -> Window:
+    def _window(self) -> ChosenSteps:
         """Return every row that was asked for."""
         return load_window(self._recorded.path) if isinstance(self._source, LargeRun) else self._source
 
@@ -223,11 +223,11 @@ class RecordedRun(Generic[Frame]):
     def _aligned(self) -> Run:
         return apply(self._window.recorded, self._matched.alignment)
 
-    def _as_baseline(self) -> Baseline:
+    def _as_baseline(self) -> HealthyRun:
         work = self._run.measure(measure_work).result.joined()
         if work.steps is None:
             raise ConfigurationError(f"{self.path} is no baseline: {work.why_not}")
-        return Baseline.of(self._run.aligned, work.steps)
+        return HealthyRun.of(self._run.aligned, work.steps)
 
 
 def _communication(analysis: Analysis, detail: Detail) -> CommunicationSums:

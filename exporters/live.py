@@ -17,7 +17,7 @@ from commtrace.recorder import Recorder
 from commtrace.trace.metadata import RankMetadata
 
 if TYPE_CHECKING:
-    from commtrace.analysis.communication.baseline import Baseline
+    from commtrace.analysis.communication.baseline import NetworkBaseline
 
 _logger = logging.getLogger("commtrace")
 
@@ -50,7 +50,7 @@ def live_view(
     return opened
 
 
-def _baseline_or_none(config: Config, local_rank: int) -> Baseline | None:
+def _baseline_or_none(config: Config, local_rank: int) -> NetworkBaseline | None:
     """Return the configured baseline; None if nothing exports shares of it, or with a warning if it cannot be used."""
     exporters = exporter_names(config.export)
     is_exported = "prometheus" in exporters or ("otlp" in exporters and config.otlp.metrics)

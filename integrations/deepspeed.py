@@ -20,7 +20,7 @@ from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import warn_if_untried
 from commtrace.integrations.deepspeed_sizes import deepspeed_sizes
-from commtrace.integrations.topology import Engine, deepspeed_roles, deepspeed_topology
+from commtrace.integrations.topology import DeepSpeedEngine, deepspeed_roles, deepspeed_topology
 from commtrace.trace import schema
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class DeepSpeedIntegration:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
-        self._engines: weakref.WeakKeyDictionary[Engine, Accumulation] = weakref.WeakKeyDictionary()
-        self._leader: Callable[[], Engine | None] = lambda: None
+        self._engines: weakref.WeakKeyDictionary[DeepSpeedEngine, Accumulation] = weakref.WeakKeyDictionary()
+        self._leader: Callable[[], DeepSpeedEngine | None] = lambda: None
         self._latest_step = -1
         self._evaluations = 0
 
@@ -99,19 +99,19 @@ class DeepSpeedIntegration:
             self._hooks.replace_required(module.DeepSpeedEngine, name, wrap)
 
     def _then_read_groups(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: Arguments, _kwargs: Keywords) -> Engine:
+        def begin(args: Arguments, _kwargs: Keywords) -> DeepSpeedEngine:
             # While it initialises, DeepSpeed makes its optimizer step once: that is the end of no step.
             self._tracer.steps.give_way(is_users=False)
-            engine: Engine = args[0]
+            engine: DeepSpeedEngine = args[0]
             return engine
 
-        def end(engine: Engine, result: object) -> None:
+        def end(engine: DeepSpeedEngine, result: object) -> None:
             if result is not RAISED and self._hooks.active:
                 self._read_groups(engine)
 
         return self._hooks.around(begin, end)(original)
 
-    def _read_groups(self, engine: Engine) -> None:
+    def _read_groups(self, engine: DeepSpeedEngine) -> None:
         self._accumulation(engine).announced = engine.gradient_accumulation_steps()
         roles = deepspeed_roles(engine)
         for group, role in roles:
@@ -122,7 +122,7 @@ class DeepSpeedIntegration:
         if is_compiled is not None and is_compiled():
             self._tracer.untraced_paths.add(DEEPCOMPILE)
 
-    def _sizes(self, engine: Engine) -> Topology:
+    def _sizes(self, engine: DeepSpeedEngine) -> Topology:
         try:
             return deepspeed_sizes(engine)
         except Exception as error:  # only a plan needs them: everything else is recorded all the same
@@ -162,18 +162,18 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_backward_epilogue(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: Arguments, _kwargs: Keywords) -> Engine:
-            engine: Engine = args[0]
+        def begin(args: Arguments, _kwargs: Keywords) -> DeepSpeedEngine:
+            engine: DeepSpeedEngine = args[0]
             return engine
 
-        def end(engine: Engine, _result: object) -> None:
+        def end(engine: DeepSpeedEngine, _result: object) -> None:
             if self._hooks.active:
                 self._close_direct_backward(engine)
 
         return self._hooks.around(begin, end)(original)
 
     def _wrap_step(self, original: Callable[..., object]) -> Callable[..., object]:
-        def begin(args: Arguments, _kwargs: Keywords) -> tuple[Engine, bool, Span | None]:
+        def begin(args: Arguments, _kwargs: Keywords) -> tuple[DeepSpeedEngine, bool, Span | None]:
             engine = args[0]
             self._close_direct_backward(engine)
             is_boundary = _is_boundary(engine)
@@ -181,7 +181,7 @@ class DeepSpeedIntegration:
                 return engine, is_boundary, None
             return engine, is_boundary, self._tracer.enter(schema.OPTIMIZER, _name_of_optimizer(engine))
 
-        def end(begun: tuple[Engine, bool, Span | None], result: object) -> None:
+        def end(begun: tuple[DeepSpeedEngine, bool, Span | None], result: object) -> None:
             engine, is_boundary, span = begun
             if span is not None:
                 self._tracer.leave(span)
@@ -193,13 +193,13 @@ class DeepSpeedIntegration:
     def _is_inside_a_microbatch(self) -> bool:  # of the schedule's instruction, or of another framework
         return self._tracer.coordinates.microbatch >= 0
 
-    def _accumulation(self, engine: Engine) -> Accumulation:
+    def _accumulation(self, engine: DeepSpeedEngine) -> Accumulation:
         accumulation = self._engines.get(engine)
         if accumulation is None:
             accumulation = self._engines[engine] = Accumulation()
         return accumulation
 
-    def _microbatch_of_forward(self, engine: Engine) -> int:
+    def _microbatch_of_forward(self, engine: DeepSpeedEngine) -> int:
         accumulation = self._accumulation(engine)
         if not accumulation.begun:
             self._begin_step(engine)
@@ -209,29 +209,29 @@ class DeepSpeedIntegration:
         accumulation.finished = False
         return accumulation.microbatch
 
-    def _microbatch_of_backward(self, engine: Engine) -> int:
+    def _microbatch_of_backward(self, engine: DeepSpeedEngine) -> int:
         accumulation = self._accumulation(engine)
         accumulation.finished = True
         return accumulation.microbatch if accumulation.begun else schema.NOT_APPLICABLE
 
-    def _end_micro_step(self, engine: Engine, is_boundary: bool) -> None:
+    def _end_micro_step(self, engine: DeepSpeedEngine, is_boundary: bool) -> None:
         accumulation = self._accumulation(engine)
         accumulation.finished = True
         if is_boundary:
             accumulation.begun = False
 
-    def _open_direct_backward(self, engine: Engine) -> None:
+    def _open_direct_backward(self, engine: DeepSpeedEngine) -> None:
         microbatch = self._microbatch_of_backward(engine)
         if microbatch >= 0:
             self._accumulation(engine).direct_backward = self._enter(schema.BACKWARD, "backward", microbatch, 0)
 
-    def _close_direct_backward(self, engine: Engine) -> None:
+    def _close_direct_backward(self, engine: DeepSpeedEngine) -> None:
         accumulation = self._accumulation(engine)
         span, accumulation.direct_backward = accumulation.direct_backward, None
         if span is not None:
             self._tracer.leave(span)
 
-    def _begin_step(self, engine: Engine) -> None:
+    def _begin_step(self, engine: DeepSpeedEngine) -> None:
         leader = self._leader()
         if leader is None:
             self._leader = weakref.ref(engine)
@@ -297,7 +297,7 @@ class DeepSpeedIntegration:
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
-    def _begin_batch(self, engine: Engine) -> None:
+    def _begin_batch(self, engine: DeepSpeedEngine) -> None:
         accumulation = self._accumulation(engine)
         accumulation.forwards = accumulation.backwards = 0
         self._begin_step(engine)
@@ -325,11 +325,11 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
 
-def _name_of_optimizer(engine: Engine) -> str:
+def _name_of_optimizer(engine: DeepSpeedEngine) -> str:
     return type(getattr(engine, "optimizer", None)).__name__
 
 
-def _is_boundary(engine: Engine) -> bool:
+def _is_boundary(engine: DeepSpeedEngine) -> bool:
     # Where the user owns the boundary, engine.step() always updates the model.
     managed = getattr(engine, "managed_gradient_accumulation", None)
     return bool(engine.is_gradient_accumulation_boundary()) or (managed is not None and not managed())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from commtrace.integrations.topology import Engine
+from commtrace.integrations.topology import DeepSpeedEngine
 
 if TYPE_CHECKING:
     from commtrace.trace.topology import Topology
@@ -37,7 +37,7 @@ _NOT_PLANNED: Final[Mapping[str, str]] = {
 _MOST_TENSORS: Final = 65_536
 
 
-def deepspeed_sizes(engine: Engine) -> Topology:
+def deepspeed_sizes(engine: DeepSpeedEngine) -> Topology:
     """Return the parameters and the options of an engine; nothing if they are more than a mark can hold."""
     parameters = [one for one in engine.parameters() if one.requires_grad]
     if not parameters or len(parameters) > _MOST_TENSORS:

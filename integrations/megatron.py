@@ -65,7 +65,7 @@ ReadArgument: TypeAlias = Callable[[str], Any]
 """Returns an argument of a call by its name."""
 
 
-class Place(NamedTuple):
+class MegatronPlace(NamedTuple):
     microbatch: int
     chunk: int
 
@@ -84,7 +84,7 @@ class MegatronIntegration:
         self._open_optimizers = 0
         self._forwards: Counter[int] = Counter()
         self._backwards: Counter[int] = Counter()
-        self._awaiting_backward: dict[int, Place] = {}
+        self._awaiting_backward: dict[int, MegatronPlace] = {}
         self._combined = CombinedSteps(tracer, self._hooks, self._open_combined)
 
     def install(self) -> None:
@@ -253,13 +253,13 @@ class MegatronIntegration:
     def _wrap_forward(self, original: Function) -> Function:
         parameters = Parameters(original)
 
-        def begin(args: Arguments, kwargs: Keywords) -> tuple[Span, Place] | None:
+        def begin(args: Arguments, kwargs: Keywords) -> tuple[Span, MegatronPlace] | None:
             if self._evaluations:
                 return None
             place = self._place_of_forward(parameters, args, kwargs)
             return self._enter(schema.FORWARD, "forward", place), place
 
-        def end(begun: tuple[Span, Place], result: object) -> None:
+        def end(begun: tuple[Span, MegatronPlace], result: object) -> None:
             span, place = begun
             self._tracer.leave(span)
             if result is not RAISED:
@@ -290,7 +290,7 @@ class MegatronIntegration:
             opened.append(self._enter(schema.FORWARD, "forward", self._place_of_combined_forward(argument)))
         return Combined(opened, backward)
 
-    def _place_of_combined_forward(self, argument: ReadArgument) -> Place:
+    def _place_of_combined_forward(self, argument: ReadArgument) -> MegatronPlace:
         chunk = argument("f_model_chunk_id")
         if chunk is None:
             chunk = self._chunk_of_model(argument("f_model"))
@@ -298,14 +298,14 @@ class MegatronIntegration:
         if microbatch is None:
             microbatch = self._forwards[chunk]
         self._forwards[chunk] += 1
-        return Place(int(microbatch), int(chunk))
+        return MegatronPlace(int(microbatch), int(chunk))
 
-    def _place_of_combined_backward(self, model: object) -> Place:
+    def _place_of_combined_backward(self, model: object) -> MegatronPlace:
         chunk = self._chunk_of_model(model)
         self._backwards[chunk] += 1  # backwards of each chunk come in the order of their microbatches
-        return Place(self._backwards[chunk] - 1, chunk)
+        return MegatronPlace(self._backwards[chunk] - 1, chunk)
 
-    def _place_of_forward(self, parameters: Parameters, args: Arguments, kwargs: Keywords) -> Place:
+    def _place_of_forward(self, parameters: Parameters, args: Arguments, kwargs: Keywords) -> MegatronPlace:
         chunk = parameters.read(args, kwargs, "vp_stage")
         if chunk is None:
             chunk = self._chunk_of_model(parameters.read(args, kwargs, "model"))
@@ -313,7 +313,7 @@ class MegatronIntegration:
         if microbatch is None:
             microbatch = self._forwards[chunk]
         self._forwards[chunk] += 1
-        return Place(int(microbatch), int(chunk))
+        return MegatronPlace(int(microbatch), int(chunk))
 
     def _chunk_of_model(self, model: object) -> int:
         # Some versions of Megatron do not pass the chunk: the model or the global state knows it.
@@ -324,13 +324,13 @@ class MegatronIntegration:
             model = getattr(model, "module", None)
         return int(getattr(self._parallel_state, "_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK", None) or 0)
 
-    def _remember(self, result: object, place: Place) -> None:
+    def _remember(self, result: object, place: MegatronPlace) -> None:
         # The schedule keeps the tensor until its backward, so the id cannot be used again before that.
         output = _first_tensor(result)
         if output is not None:
             self._awaiting_backward[id(output)] = place
 
-    def _place_of_backward(self, parameters: Parameters, args: Arguments, kwargs: Keywords) -> Place | None:
+    def _place_of_backward(self, parameters: Parameters, args: Arguments, kwargs: Keywords) -> MegatronPlace | None:
         output = _first_tensor(parameters.read(args, kwargs, "output_tensor"))
         place = self._awaiting_backward.pop(id(output), None)
         if place is None and self._awaiting_backward:
@@ -338,7 +338,7 @@ class MegatronIntegration:
             place = self._awaiting_backward.pop(next(iter(self._awaiting_backward)))
         return place
 
-    def _enter(self, kind: int, name: str, place: Place | None) -> Span:
+    def _enter(self, kind: int, name: str, place: MegatronPlace | None) -> Span:
         microbatch, chunk = place or (schema.NOT_APPLICABLE, schema.NOT_APPLICABLE)
         return self._tracer.enter(kind, name, microbatch, chunk, self._stage)
 

@@ -43,7 +43,7 @@ class Checkpoint(Protocol):
     run_function: Function
 
 
-class Frame(Protocol):
+class CheckpointFrame(Protocol):
     """An object that repeats a forward for its saved tensors."""
 
     recompute_fn: Function
@@ -87,7 +87,7 @@ class Recomputation:
         return self._hooks.around(begin, end)(original)
 
     def _keeping(self, original: Callable[..., None]) -> Callable[..., None]:
-        def end(frame: Frame, result: object) -> None:
+        def end(frame: CheckpointFrame, result: object) -> None:
             recompute = getattr(frame, "recompute_fn", None)
             if result is not RAISED and recompute is not None:
                 frame.recompute_fn = self._timed(recompute)

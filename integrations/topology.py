@@ -246,7 +246,7 @@ _ENGINE_ATTRIBUTES: Final[Mapping[str, str]] = {
 _DEEPSPEED_DIMENSIONS: Final = ("tp", "pp", "dp", "sp", "ep", "expert-dp")
 
 
-class Engine(Protocol):
+class DeepSpeedEngine(Protocol):
     """The part of a ``DeepSpeedEngine`` that is used."""
 
     global_steps: int
@@ -260,7 +260,7 @@ class Engine(Protocol):
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
 
 
-def deepspeed_roles(engine: Engine) -> GroupRoles:
+def deepspeed_roles(engine: DeepSpeedEngine) -> GroupRoles:
     """Return the groups of an engine; none if Megatron's integration sets the roles."""
     mpu = getattr(engine, "mpu", None)
     if mpu is not None and mpu is sys.modules.get("megatron.core.parallel_state"):
@@ -268,7 +268,7 @@ def deepspeed_roles(engine: Engine) -> GroupRoles:
     return _distinct(_holdings(engine, mpu))
 
 
-def deepspeed_topology(engine: Engine, roles: GroupRoles) -> Topology:
+def deepspeed_topology(engine: DeepSpeedEngine, roles: GroupRoles) -> Topology:
     """Return the coordinates of this rank, sizes of every dimension, ZeRO stage, schedule, and DeepSpeed's version."""
     coordinates = dict.fromkeys(("tp", "pp", "dp"), 0)
     sizes = dict.fromkeys(("tp", "pp", "dp"), 1)
@@ -289,7 +289,7 @@ def deepspeed_topology(engine: Engine, roles: GroupRoles) -> Topology:
     }
 
 
-def _holdings(engine: Engine, mpu: object) -> Iterator[tuple[object, str]]:
+def _holdings(engine: DeepSpeedEngine, mpu: object) -> Iterator[tuple[object, str]]:
     groups = sys.modules.get("deepspeed.utils.groups")
     for holder in (getattr(engine, "grid", None), None if mpu is groups else mpu):
         for name, role in _MPU_METHODS.items():

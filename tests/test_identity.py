@@ -51,7 +51,7 @@ def test_a_process_of_its_own_is_named_after_itself() -> None:
     found = identity.Identity(Config(), {}).found()
 
     assert found is not None
-    assert found == identity.Found(
+    assert found == identity.AgreedIdentity(
         found.run_id, attempt=0, rank=0, local_rank=0, world_size=1, backend="", world=found.world,
         job=found.run_id,
     )  # fmt: skip
@@ -79,7 +79,7 @@ def test_the_name_of_the_run_has_its_place_in_the_directory(tmp_path: Path) -> N
     assert identity.directory(Config(dir=str(tmp_path)), "a") == tmp_path
 
 
-def job_of(*environments: dict[str, str], configs: list[Config] | None = None) -> list[identity.Found]:
+def job_of(*environments: dict[str, str], configs: list[Config] | None = None) -> list[identity.AgreedIdentity]:
     """Who the processes of a job take themselves for, each with its launcher's variables, by way of one store.
 
     They ask in the order in which they are given, and again until all know.
@@ -90,7 +90,7 @@ def job_of(*environments: dict[str, str], configs: list[Config] | None = None) -
         identity.Identity(config, environment)
         for config, environment in zip(configs or [Config()] * world, environments, strict=True)
     ]
-    found: list[identity.Found | None] = [None] * world
+    found: list[identity.AgreedIdentity | None] = [None] * world
     for _ in range(3):
         for rank, process in enumerate(processes):
             with pytest.MonkeyPatch.context() as patch:
@@ -352,7 +352,7 @@ def test_a_handler_of_a_signal_may_ask_while_its_thread_does(monkeypatch: pytest
     """It may destroy the process groups, before which the ranks agree."""
     place = identity.Place(0, 2, "gloo")
     asked = identity.Identity(Config(run_id="mine"), {})
-    by_handler: list[identity.Found | None] = []
+    by_handler: list[identity.AgreedIdentity | None] = []
 
     def interrupted() -> None:
         by_handler.append(asked.found(place))
@@ -382,7 +382,7 @@ def test_a_rank_does_not_wait_for_a_request_of_another_thread(monkeypatch: pytes
     answer.set()
     harvester.join()
 
-    assert asked.found(place) == identity.Found("mine", 0, 0, 0, 2, "gloo", job="mine")
+    assert asked.found(place) == identity.AgreedIdentity("mine", 0, 0, 0, 2, "gloo", job="mine")
 
 
 def test_a_store_that_does_not_answer_holds_up_nobody(

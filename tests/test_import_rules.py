@@ -231,6 +231,16 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
+def test_a_class_name_stands_once_in_the_package() -> None:
+    modules: dict[str, list[str]] = {}
+    for module, path in SOURCES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, []).append(module)
+
+    assert {name: where for name, where in modules.items() if len(where) > 1} == {}
+
+
 def _in_a_new_interpreter(source: str) -> str:
     completed = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
     assert completed.returncode == 0, completed.stderr

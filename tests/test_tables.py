@@ -11,7 +11,7 @@ import pytest
 from commtrace import tables
 from commtrace.analysis.breakdown.states import FIXED, states_of
 from commtrace.analysis.pipeline.bubble import StageBubble
-from commtrace.analysis.stragglers.verdict import Member, Verdict
+from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
 
@@ -42,7 +42,17 @@ def test_every_state_of_a_step_has_a_column() -> None:
 
 def test_a_straggler_that_moves_between_ranks_has_no_rank() -> None:
     named = Verdict(
-        3, "alpha", "ranks", "data", "rank 3", 2.5, 0.1, 0.9, "because", "do this", members=(Member(3, "alpha", 2.5),)
+        3,
+        "alpha",
+        "ranks",
+        "data",
+        "rank 3",
+        2.5,
+        0.1,
+        0.9,
+        "because",
+        "do this",
+        members=(NamedRank(3, "alpha", 2.5),),
     )
     moving = Verdict(-1, "", "job", "gc", "several ranks", 1.0, 0.0, 0.5, "because", "do that")
 

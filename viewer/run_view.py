@@ -78,7 +78,7 @@ class _Passes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _OpenRun:
     run: WholeRun | LargeRun
     drawn: DrawnSteps
 
@@ -121,7 +121,7 @@ class RunView:
         self._against = find_run_directory(against) if against else None
         self.path = find_run_directory(path)
         self._workers = workers
-        self._opened: Future[_Opened] = Future()
+        self._opened: Future[_OpenRun] = Future()
         self._summary: Future[Summary] = Future()
         self._views: Future[Resources] = Future()
         self._slowdown: Future[Resources] = Future()
@@ -181,7 +181,7 @@ class RunView:
             if isinstance(run, LargeRun):
                 run = replace(run, on_progress=self._passes.measured)
             durations = step_durations(run.aligned, run.steps.used)
-            opened = _Opened(run, DrawnSteps(durations, steps_to_draw(durations)))
+            opened = _OpenRun(run, DrawnSteps(durations, steps_to_draw(durations)))
             if durations:
                 self._read_step(opened, opened.drawn.preferred[0])
             self._opened.set_result(opened)
@@ -202,7 +202,7 @@ class RunView:
 
     # ---- in the threads of requests
 
-    def _run_json(self, opened: _Opened) -> dict[str, object]:
+    def _run_json(self, opened: _OpenRun) -> dict[str, object]:
         drawn = opened.drawn
         listed = sorted(drawn.preferred)
         others = len(drawn.durations) - len(listed)
@@ -211,7 +211,7 @@ class RunView:
         title = f"commtrace · {opened.run.recorded.any_metadata.run_id}"
         return run_json(title, drawn, listed, note, has_plan=len(stages) > 1, can_show_all=True)
 
-    def _of_timeline(self, opened: _Opened, name: str, ranks: Collection[int] | None) -> bytes | None:
+    def _of_timeline(self, opened: _OpenRun, name: str, ranks: Collection[int] | None) -> bytes | None:
         if name.startswith("plan"):
             return self._plan(opened).get(name)
         asked = _STEP.fullmatch(name)
@@ -240,14 +240,14 @@ class RunView:
                 self._boxes = (key, box_tables(timeline.step(step, ranks), f"step/{step}"))
             return self._boxes[1]
 
-    def _plan(self, opened: _Opened) -> Resources:
+    def _plan(self, opened: _OpenRun) -> Resources:
         if not opened.drawn.preferred:
             return {}
         typical = opened.drawn.preferred[0]
         plan = plan_of_steps(self._read_step(opened, typical).analysis, [typical])
         return plan_resources(plan) if plan else {}
 
-    def _read_step(self, opened: _Opened, step: int) -> _ReadSteps:
+    def _read_step(self, opened: _OpenRun, step: int) -> _ReadSteps:
         key = step if isinstance(opened.run, LargeRun) else 0
         with self._reading:
             found = self._steps.get(key)

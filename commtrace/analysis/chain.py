@@ -20,7 +20,7 @@ from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.roles import Roles, select_roles
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.step_statistics import TransferTable, WorkTable
-from commtrace.analysis.steps.choice import StepChoice, Window, rows_of_steps, select
+from commtrace.analysis.steps.choice import ChosenSteps, StepChoice, rows_of_steps, select
 from commtrace.trace.run import Run
 
 
@@ -85,7 +85,7 @@ class Analysis:
         return counts
 
 
-def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Analysis:
+def analyse(source: str | Path | Run | ChosenSteps, steps: str | None = None) -> Analysis:
     """Analyse a run. ``steps`` is ``A:B`` (B exclusive), ``A:B:k`` or ``A``; by default all but the first.
 
     Raises:

@@ -22,7 +22,7 @@ from commtrace.analysis.breakdown.states import (
 )
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.step_totals import SummedSteps
-from commtrace.analysis.stragglers.awaited import Awaited
+from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.costs import Occurrence, occurrence
 from commtrace.analysis.stragglers.late_hosts import LATE
 from commtrace.analysis.stragglers.verdict import Stretch, Verdict
@@ -69,7 +69,7 @@ def verdict(
     stragglers: Sequence[Verdict],
     unmatched: Mapping[str, str] | None = None,
     *,
-    awaited: Sequence[Awaited] = (),
+    awaited: Sequence[AwaitedRank] = (),
     steps: SummedSteps | None = None,
     captured: Mapping[str, int] | None = None,
 ) -> str:
@@ -101,7 +101,7 @@ def _replayed_sentence(share: float) -> str:
 def _loss_sentence(
     ranks: Sequence[RankMean],
     unmatched: Mapping[str, str],
-    awaited: Sequence[Awaited],
+    awaited: Sequence[AwaitedRank],
     steps: SummedSteps | None,
     captured: Mapping[str, int],
     wall: int,
@@ -158,7 +158,7 @@ def _at(stretch: Stretch) -> str:
 
 
 def _losses(
-    ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited], captured: Iterable[str]
+    ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[AwaitedRank], captured: Iterable[str]
 ) -> list[_Loss]:
     def over_ranks(kind: str) -> int:
         return sum(rank.total(kind) for rank in ranks)
@@ -184,7 +184,7 @@ def _what_is_in_no_span(ranks: Sequence[RankMean], captured: Iterable[str]) -> s
     return "Nothing but steps was recorded: neither what computes nor what communicates, so it may be either."
 
 
-def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:
+def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[AwaitedRank]) -> list[_Loss]:
     losses = []
     for role in sorted({role for rank in ranks for role in rank.exposed}):
         parts = [rank.exposed_in(role) for rank in ranks]
@@ -201,7 +201,7 @@ def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: S
     return losses
 
 
-def _most_awaited(awaited: Sequence[Awaited], num_ranks: int) -> str:
+def _most_awaited(awaited: Sequence[AwaitedRank], num_ranks: int) -> str:
     """Return the rank that stands out among those waited for, and its activity meanwhile."""
     if not awaited or not awaited[0].stands_out:
         return f". {advice('waiting', num_ranks, JOB)}"

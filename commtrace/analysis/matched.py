@@ -16,8 +16,8 @@ from commtrace.analysis.matching.stages import with_classes
 from commtrace.analysis.steps.attempts import separate_attempts
 from commtrace.analysis.steps.choice import (
     WHOLE_RECORDING,
+    ChosenSteps,
     StepChoice,
-    Window,
     choose_steps,
     load_window,
     rows_of_steps,
@@ -57,9 +57,11 @@ class Matched:
         return select_roles(self.context.roles, self.rows)
 
 
-def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Matched:
+def match_run(source: str | Path | Run | ChosenSteps, steps: str | None = None) -> Matched:
     """Match a run; arguments and errors are those of :func:`commtrace.analysis.chain.analyse`."""
-    window = _with_classes(_with_last_attempts(source if isinstance(source, Window) else load_window(source, steps)))
+    window = _with_classes(
+        _with_last_attempts(source if isinstance(source, ChosenSteps) else load_window(source, steps))
+    )
     choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
     whole = not choice.used and not choice.left_out
     read = whole_recording_as_step(window.context) if whole else window.context
@@ -77,13 +79,13 @@ def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Ma
     return Matched(window.recorded, run, alignment, choice, matches, rows, context)
 
 
-def _with_last_attempts(window: Window) -> Window:
+def _with_last_attempts(window: ChosenSteps) -> ChosenSteps:
     context = separate_attempts(window.context)
     recorded = context if window.recorded is window.context else separate_attempts(window.recorded)
     return replace(window, context=context, recorded=recorded)
 
 
-def _with_classes(window: Window) -> Window:
+def _with_classes(window: ChosenSteps) -> ChosenSteps:
     context = with_classes(window.context)
     if context is window.context:
         return window

@@ -14,7 +14,7 @@ from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.replay.scenarios import replay_of
 from commtrace.analysis.replay.step_statistics import StatisticsParts
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
-from commtrace.analysis.steps.choice import Window, recorded_steps
+from commtrace.analysis.steps.choice import ChosenSteps, recorded_steps
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.verdict import on_gpu
@@ -118,7 +118,7 @@ class PathTotals:
             attempt = without_last_attempts(attempt)
 
     def _count_one(self, context: Run, wanted: StepRange) -> None:
-        window = Window.of(context, wanted)
+        window = ChosenSteps.of(context, wanted)
         if not recorded_steps(window.recorded):
             return
         matched = match_run(window, str(wanted))

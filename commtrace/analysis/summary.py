@@ -17,7 +17,7 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.breakdown.modules import ModuleTime
 from commtrace.analysis.breakdown.rank_means import RankMean, launch_bound_sentence
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
-from commtrace.analysis.breakdown.run_steps import Launch, RunSteps, run_steps
+from commtrace.analysis.breakdown.run_steps import LaunchTimes, RunSteps, run_steps
 from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
@@ -35,10 +35,10 @@ from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.scenarios import Places, ReplayedSteps, Scenario, check_steps
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import RepeatedStep, repeated_steps
-from commtrace.analysis.steps.choice import StepChoice, Window, recorded_steps
+from commtrace.analysis.steps.choice import ChosenSteps, StepChoice, recorded_steps
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.steps.iterations import iterations_in_steps
-from commtrace.analysis.stragglers.awaited import Awaited, awaited_totals
+from commtrace.analysis.stragglers.awaited import AwaitedRank, awaited_totals
 from commtrace.analysis.stragglers.list_of_findings import list_findings, with_reasons
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Findings, StragglerSums, judge_stragglers, measure_work
@@ -103,7 +103,7 @@ class Summary:
     critical_path: CriticalPath | None  # None without steps or common clocks
     lost_time: LostTime | None  # beyond the ideal; None if the steps were not replayed
     launch_bound: str  # a sentence on devices that wait for their hosts; empty if it is little, or not known
-    awaited: tuple[Awaited, ...]  # longest first
+    awaited: tuple[AwaitedRank, ...]  # longest first
     communication: tuple[Communication, ...]  # by role, operation, group size and reach, the most exposed first
     modules: tuple[ModuleTime, ...]  # longest first
     pipeline: Pipeline | None
@@ -126,7 +126,7 @@ class Summary:
         return {**parts, "coverage": {**fields_to_json(self.coverage), "missing": missing}}
 
 
-def summarise(source: str | Path | Run | Window, steps: str | None = None, workers: Workers = ALONE) -> Summary:
+def summarise(source: str | Path | Run | ChosenSteps, steps: str | None = None, workers: Workers = ALONE) -> Summary:
     """Summarise the steps of a run that count.
 
     Args:
@@ -137,7 +137,7 @@ def summarise(source: str | Path | Run | Window, steps: str | None = None, worke
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    if isinstance(source, (Run, Window)):
+    if isinstance(source, (Run, ChosenSteps)):
         return summarise_analysis(analyse(source, steps), is_whole=steps is None)
     return summarise_steps(open_run(source, steps, workers), is_whole=steps is None)
 
@@ -254,23 +254,23 @@ def _side_by_side(analysis: Analysis, one: Callable[[], _One], other: Callable[[
         return future.result(), result
 
 
-def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[Launch]]:
+def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[LaunchTimes]]:
     """Return the budget, and all launches of the job, oldest first, which are loaded one after the other.
 
     If only some steps were asked for, there is no budget, and earlier launches are without their other steps.
     """
-    earlier: list[Launch] = []
+    earlier: list[LaunchTimes] = []
 
     def loaded() -> Iterator[Run]:
         for run in load_earlier_attempts(recorded):
-            earlier.append(Launch.of(run))
+            earlier.append(LaunchTimes.of(run))
             yield run
 
     if is_whole:
-        return run_budget(recorded, loaded()), [*earlier, Launch.of(recorded)]
+        return run_budget(recorded, loaded()), [*earlier, LaunchTimes.of(recorded)]
     own = set(recorded_steps(recorded))
-    earlier += [Launch.of(run).only(own) for run in load_earlier_attempts(recorded)]
-    return None, [*earlier, Launch.of(recorded)]
+    earlier += [LaunchTimes.of(run).only(own) for run in load_earlier_attempts(recorded)]
+    return None, [*earlier, LaunchTimes.of(recorded)]
 
 
 class _Replayed(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.benchmarks.device import nccl_version, timed_iterations
 from commtrace.benchmarks.groups import Round
 from commtrace.benchmarks.job import BenchmarkError, BenchmarkJob
@@ -47,8 +47,8 @@ class Results:
     notes: list[str] = field(default_factory=list)
     is_stopped: bool = False
 
-    def baseline(self) -> Baseline:
-        return Baseline(self.made, tuple(self.measurements))
+    def baseline(self) -> NetworkBaseline:
+        return NetworkBaseline(self.made, tuple(self.measurements))
 
 
 class _RankTimes(NamedTuple):
@@ -217,6 +217,6 @@ def _measurement(
         num_bytes=num_bytes,
         dtype=str(dtype).removeprefix("torch."),
         iterations=len(longest),
-        duration_ns=Spread(sum(longest) / len(longest), min(longest), max(longest)),
+        duration_ns=MeasuredSpread(sum(longest) / len(longest), min(longest), max(longest)),
         group=group,
     )

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement
+from commtrace.analysis.communication.baseline import Measurement, NetworkBaseline
 from commtrace.trace.json_values import JsonObject
 
 ENOUGH: Final = 0.75
@@ -92,7 +92,7 @@ def expected_busbw(operation: str, ranks: Sequence[int], nodes: Sequence[str], r
     return rate * fewest
 
 
-def shares(baseline: Baseline, rates: Mapping[str, Rate], nodes: Sequence[str]) -> tuple[ExpectedShare, ...]:
+def shares(baseline: NetworkBaseline, rates: Mapping[str, Rate], nodes: Sequence[str]) -> tuple[ExpectedShare, ...]:
     """Return the share of each operation and group for which there is a rate.
 
     Args:

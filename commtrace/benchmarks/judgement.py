@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from commtrace.analysis.communication.baseline import Measurement
-from commtrace.analysis.communication.links import SLOW, SlowLinks
+from commtrace.analysis.communication.links import SLOW, SlowTraffic
 from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.benchmarks.facts import RankFacts
 from commtrace.trace.json_values import JsonObject
@@ -249,7 +249,7 @@ def judge_devices(facts: Mapping[int, RankFacts], rates: Mapping[int, float], ki
             yield PreflightFinding("device speed", (facts[rank].node,), text)
 
 
-def judge_links(slow: SlowLinks | None) -> Iterator[PreflightFinding]:
+def judge_links(slow: SlowTraffic | None) -> Iterator[PreflightFinding]:
     """Find pairs of nodes with less bandwidth than the others."""
     if slow is None or slow.within_nodes:
         return

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from commtrace import launchers
-from commtrace.analysis.communication.baseline import Baseline, Measurement
+from commtrace.analysis.communication.baseline import Measurement, NetworkBaseline
 from commtrace.analysis.communication.links import find_slow_links
 from commtrace.benchmarks.collectives import Results, Settings, measure_collectives
 from commtrace.benchmarks.device import describe_device, device_name, own_device
@@ -318,7 +318,7 @@ class _Checks:
             if within:
                 self.found.add("bandwidth within nodes", judge_within_nodes(within))
             if between:
-                links = Baseline({}, tuple(between)).links()
+                links = NetworkBaseline({}, tuple(between)).links()
                 self.found.add("bandwidth between nodes", judge_links(find_slow_links(links)))
 
     def _join(

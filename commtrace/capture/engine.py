@@ -14,7 +14,7 @@ from commtrace.options import NATIVE, PYTHON
 _logger = logging.getLogger("commtrace")
 
 
-class Engine(NamedTuple):
+class ChosenEngine(NamedTuple):
     """An engine that was chosen."""
 
     name: str  # native or python
@@ -31,16 +31,16 @@ def _is_rocm() -> bool:
     return torch.version.hip is not None
 
 
-def choose(config: Config) -> Engine:
+def choose(config: Config) -> ChosenEngine:
     """Return the engine for a configuration; warn, and never raise, if it asks for one that cannot be had."""
     if config.engine == PYTHON:
-        return Engine(PYTHON, "switched off by COMMTRACE_ENGINE=python")
+        return ChosenEngine(PYTHON, "switched off by COMMTRACE_ENGINE=python")
     if config.engine != NATIVE and _is_rocm():
-        return Engine(PYTHON, UNTRIED_ON_ROCM)
+        return ChosenEngine(PYTHON, UNTRIED_ON_ROCM)
     core, reason = _native.load()
     if core is not None:
-        return Engine(NATIVE, core=core)
+        return ChosenEngine(NATIVE, core=core)
     is_usual = config.engine != NATIVE and reason in (_native.NOT_BUILT, _native.FREE_THREADED)
     if not is_usual and not launchers.local_rank(os.environ):  # one rank of a node says it for all
         _logger.warning("commtrace records with its Python engine, not with the native one: %s", reason)
-    return Engine(PYTHON, reason)
+    return ChosenEngine(PYTHON, reason)

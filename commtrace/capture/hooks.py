@@ -34,7 +34,7 @@ Wrap: TypeAlias = Callable[[Any], Any]
 _Begun = TypeVar("_Begun")
 
 
-class Part(Protocol):
+class InstalledPart(Protocol):
     def install(self) -> None:
         """Install the hooks, or wait for the modules that they belong in."""
 
@@ -42,7 +42,7 @@ class Part(Protocol):
         """Put every original back. Can be called again after an interruption."""
 
 
-def installed(part: Part) -> Callable[[], None]:
+def installed(part: InstalledPart) -> Callable[[], None]:
     """Install a part, wholly or not at all; return the function that takes it out."""
     try:
         part.install()

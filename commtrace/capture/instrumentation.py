@@ -18,13 +18,13 @@ from commtrace import identity, launchers
 from commtrace.agreement import Predecessor
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
-from commtrace.capture.collectives.group_members import GroupMembers
+from commtrace.capture.collectives.group_members import GroupMeetings
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.device.peak_memory import PART as PEAK_MEMORY
-from commtrace.capture.device.peak_memory import PeakMemory
+from commtrace.capture.device.peak_memory import PeakMemoryReader
 from commtrace.capture.device.synchronizations import PART as SYNCHRONIZATIONS
 from commtrace.capture.device.synchronizations import Synchronizations
 from commtrace.capture.graphs import replays, warm_ups
@@ -64,7 +64,7 @@ from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.rank_files import holds_a_recording, link_as_latest, rank_directory
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import HangReport
-from commtrace.trace.metadata import Member, RankMetadata
+from commtrace.trace.metadata import GroupMember, RankMetadata
 from commtrace.trace.schema import MarkDetail, mark_row
 from commtrace.trace.selection import DetailPlan, StepRange
 
@@ -169,7 +169,7 @@ class Instrumentation:
         self._compiled_steps = CompiledSteps(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
-        self._peak_memory = None if self._device_clock is None else PeakMemory(self.tracer, self._device_clock)
+        self._peak_memory = None if self._device_clock is None else PeakMemoryReader(self.tracer, self._device_clock)
         clock = self._device_clock
         self._synchronizations = None if clock is None else Synchronizations(self.tracer, clock)
         has_graphs = self._device_clock is not None and config.graphs != OFF
@@ -422,8 +422,8 @@ class Instrumentation:
         directory = identity.own_directory(self.config, found, self._files, self._identity.predecessors)
         metadata = identity.collect(self.config, found)
         self._marks.world = metadata.world
-        own = Member(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
-        self._marks.members = GroupMembers(self.tracer.groups, own)
+        own = GroupMember(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
+        self._marks.members = GroupMeetings(self.tracer.groups, own)
         if metadata.rank == 0 and metadata.attempt == 0 and self._files.call(holds_a_recording, directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from commtrace.capture.collectives.operations import NcclBackend, Operation
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.device.facts import Handed
-from commtrace.capture.device.placement import UNMEASURED, Calls, Placed
+from commtrace.capture.device.placement import UNMEASURED, DeviceOperations, PlacedTimes
 from commtrace.capture.records import Launch, coordinates_of, dtype_name, launch_of
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
@@ -59,7 +59,7 @@ _MOST_LAUNCHES: Final = 4_096
 """Launches that are kept, so that those who ask again get the same object."""
 
 
-class Facts(NamedTuple):
+class NativeFacts(NamedTuple):
     """What the extension knows of a communication."""
 
     id: int
@@ -76,7 +76,7 @@ class Facts(NamedTuple):
     start: Mark
 
 
-facts_of: Final[Callable[[tuple[Any, ...]], Facts]] = functools.partial(tuple.__new__, Facts)
+facts_of: Final[Callable[[tuple[Any, ...]], NativeFacts]] = functools.partial(tuple.__new__, NativeFacts)
 """Takes facts from the extension, without a frame of Python."""
 
 
@@ -99,7 +99,7 @@ class Native:
         self._spans: list[Spans] = []
         self._rows: list[Row] = []
         self._dropped: Sequence[int] = [0] * len(schema.KINDS)
-        self._add_calls: Callable[[Calls, CallColumns], None] | None = None
+        self._add_calls: Callable[[DeviceOperations, CallColumns], None] | None = None
         self._is_in_detail: Callable[[int], bool] = lambda step: False
         self.on_capture: Callable[[], None] = lambda: None  # called when a communication was captured into a graph
 
@@ -139,7 +139,9 @@ class Native:
         """Return whether another recording has the extension, though the harvester of this one still runs."""
         return Native._latest is not self
 
-    def place_with(self, add: Callable[[Calls, CallColumns], None], is_in_detail: Callable[[int], bool]) -> None:
+    def place_with(
+        self, add: Callable[[DeviceOperations, CallColumns], None], is_in_detail: Callable[[int], bool]
+    ) -> None:
         """Have device-timed communications given to ``add`` in each pass, which has them placed and made into rows."""
         self._add_calls, self._is_in_detail = add, is_in_detail
 
@@ -171,8 +173,8 @@ class Native:
             spans = spans.take(~is_unfinished)
         self._spans.append(spans)
 
-    def _calls_of(self, columns: Mapping[str, Any]) -> Calls:
-        return Calls(
+    def _calls_of(self, columns: Mapping[str, Any]) -> DeviceOperations:
+        return DeviceOperations(
             id=columns["id"],
             batch=columns["id"],
             queue=self._queues_of(columns) + columns["on_job_stream"],
@@ -206,7 +208,7 @@ class Native:
         detailed = [step for step in np.unique(steps).tolist() if self._is_in_detail(step)]
         return np.isin(steps, detailed)
 
-    def add_placed(self, columns: Mapping[str, Any], placed: Placed) -> None:
+    def add_placed(self, columns: Mapping[str, Any], placed: PlacedTimes) -> None:
         """Take the times of communications."""
         times = {name: getattr(placed, name) for name in ("start", "end", "start_exact", "end_exact", "timing")}
         self._spans.append(spans_of(columns, **times))
@@ -234,7 +236,7 @@ class Native:
 
     # Facts
 
-    def launch(self, facts: Facts) -> Launch:
+    def launch(self, facts: NativeFacts) -> Launch:
         """Return the launch of a communication; the same object for the same one while it is in flight."""
         known = self._launches.get(facts.id)
         if known is not None:
@@ -251,16 +253,16 @@ class Native:
 
     def in_flight(self) -> list[Launch]:
         """Return the launches of communications that nobody has waited for."""
-        return [self.launch(Facts(*known)) for known in self.core.pending()]
+        return [self.launch(NativeFacts(*known)) for known in self.core.pending()]
 
     def ahead(self) -> list[Launch]:
         """Return the launches of communications that the device has not finished, though the job is past them."""
-        return [self.launch(Facts(*known)) for known in self.core.ahead()]
+        return [self.launch(NativeFacts(*known)) for known in self.core.ahead()]
 
     def blocked(self) -> Launch | None:
         """Return the launch of what is being handed on, or waited for."""
         known = self.core.blocked()
-        return None if known is None else self.launch(Facts(*known))
+        return None if known is None else self.launch(NativeFacts(*known))
 
     def operation(self, operation: Operation) -> int:
         """Return the number of an operation."""
@@ -296,7 +298,7 @@ class CallColumns:
     def handed(self) -> Sequence[Handed]:
         return self._native.handed(self._columns)
 
-    def rows(self, placed: Placed) -> list[Row]:
+    def rows(self, placed: PlacedTimes) -> list[Row]:
         """Hand the rows to the native part, whose spans go to the sinks as columns."""
         self._native.add_placed(self._columns, placed)
         return []

@@ -10,7 +10,7 @@ from msgspec import structs
 from commtrace import identity
 from commtrace.capture import triggers
 from commtrace.capture.collectives.group_members import PART as MEMBERS
-from commtrace.capture.collectives.group_members import GroupMembers
+from commtrace.capture.collectives.group_members import GroupMeetings
 from commtrace.capture.collectives.untraced_paths import ACTIVE, REPLAYED_GRAPHS, find_invisible
 from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
 from commtrace.capture.device.clock import DeviceTiming
@@ -44,7 +44,7 @@ class RunMarks:
         device_watch: DeviceWatch,
     ) -> None:
         self.world = ""  # key of the world of this recording
-        self.members: GroupMembers | None = None  # once the rank is known
+        self.members: GroupMeetings | None = None  # once the rank is known
         self.has_ended = False
         self.has_left = False  # the default process group was destroyed in order, and none was made since
         self._recorded_left = False

@@ -35,7 +35,7 @@ _MOST_REFUSALS: Final = 16
 _Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | None"
 
 
-class ModuleSelection(Protocol):
+class SwitchableModules(Protocol):
     """The part of the capture of modules that can be switched between steps."""
 
     def select(self, spec: str) -> None:
@@ -48,7 +48,7 @@ class ModuleSelection(Protocol):
 class Triggers:
     """Look for requests in the run directory, on the harvester thread, and follow them as their steps begin."""
 
-    def __init__(self, tracer: Tracer, modules: ModuleSelection | None = None, files: FileCalls = HERE) -> None:
+    def __init__(self, tracer: Tracer, modules: SwitchableModules | None = None, files: FileCalls = HERE) -> None:
         self._tracer = tracer
         self._files = files
         self._modules = modules

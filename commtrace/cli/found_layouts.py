@@ -10,14 +10,16 @@ from rich.table import Table
 from commtrace.cli.layouts import fastest, none_fits, number_table, print_not_predicted, size_words
 from commtrace.cli.output import binary_bytes, duration
 from commtrace.planning.layout import Layout, groups
-from commtrace.search.layouts import Found
+from commtrace.search.layouts import FoundLayouts
 from commtrace.search.megatron import megatron_arguments
-from commtrace.search.prediction import Prediction, Predictor
+from commtrace.search.prediction import PredictedLayout, Predictor
 from commtrace.search.reliability import ORDER_HELD
 from commtrace.trace.json_values import JsonObject, to_json
 
 
-def search_json(predictor: Predictor, found: Found, sequences: int, memory: float, notes: Sequence[str]) -> JsonObject:
+def search_json(
+    predictor: Predictor, found: FoundLayouts, sequences: int, memory: float, notes: Sequence[str]
+) -> JsonObject:
     """Return the answer as ``--json`` has it."""
     sentences = (
         *_of_ties(found),
@@ -42,7 +44,9 @@ def search_json(predictor: Predictor, found: Found, sequences: int, memory: floa
     }
 
 
-def print_search(console: Console, predictor: Predictor, found: Found, memory: float, notes: Sequence[str]) -> None:
+def print_search(
+    console: Console, predictor: Predictor, found: FoundLayouts, memory: float, notes: Sequence[str]
+) -> None:
     """Print the layout to take with its arguments, those that can be ranked, and candidates to measure."""
     console.print(_verdict(predictor, found, memory), style="bold", markup=False)
     for sentence in (*_of_ties(found), *_of_reliability(found)):
@@ -63,11 +67,11 @@ def print_search(console: Console, predictor: Predictor, found: Found, memory: f
     print_not_predicted(console, found.not_known)
 
 
-def _print_arguments(console: Console, prediction: Prediction) -> None:
+def _print_arguments(console: Console, prediction: PredictedLayout) -> None:
     console.print(" ".join(megatron_arguments(prediction.layout)), markup=False, soft_wrap=True)
 
 
-def _verdict(predictor: Predictor, found: Found, memory: float) -> str:
+def _verdict(predictor: Predictor, found: FoundLayouts, memory: float) -> str:
     tried = f"{found.layouts:,} layouts"
     fitting = f"the {found.fitting:,} of {tried}"
     if not found.fitting:
@@ -89,7 +93,7 @@ def _verdict(predictor: Predictor, found: Found, memory: float) -> str:
     return fastest(ranked, memory, _result(found.chosen, error), how=" and can be ranked")
 
 
-def _result(prediction: Prediction, more: str = "") -> str:
+def _result(prediction: PredictedLayout, more: str = "") -> str:
     return (
         f"{_words(prediction.layout)}. A step should take {duration(prediction.time.step_ns)}{more}; the fullest GPU "
         f"needs {binary_bytes(prediction.peak_bytes)}."
@@ -108,7 +112,7 @@ def _words(layout: Layout) -> str:
     return " · ".join(words)
 
 
-def _of_ties(found: Found) -> Iterator[str]:
+def _of_ties(found: FoundLayouts) -> Iterator[str]:
     """Yield why the layout of the verdict may not be the first of the table."""
     if len(found.ties) > 1:
         yield (
@@ -117,7 +121,7 @@ def _of_ties(found: Found) -> Iterator[str]:
         )
 
 
-def _of_reliability(found: Found) -> Iterator[str]:
+def _of_reliability(found: FoundLayouts) -> Iterator[str]:
     """Yield how often the order of such layouts was as predicted in real runs."""
     kinds = {kind: None for each in found.best for kind in found.changes[each.layout]}
     held = "; ".join(_held(kind) for kind in ORDER_HELD if kind in kinds)
@@ -130,7 +134,7 @@ def _held(kind: str) -> str:
     return f"{kind} {right} of {pairs}" if pairs else f"{kind} never measured"
 
 
-def _of_candidates(found: Found) -> Iterator[str]:
+def _of_candidates(found: FoundLayouts) -> Iterator[str]:
     if not found.candidates:
         return
     kinds = {kind: None for each in found.candidates for kind in found.changes[each.layout]}
@@ -149,7 +153,7 @@ def _of_candidates(found: Found) -> Iterator[str]:
         )
 
 
-def _of_the_run(predictor: Predictor, found: Found, memory: float) -> Iterator[str]:
+def _of_the_run(predictor: Predictor, found: FoundLayouts, memory: float) -> Iterator[str]:
     costs = predictor.costs
     yield (
         f"The recorded step took {duration(costs.step_ns)}; rebuilt from its parts it takes "
@@ -170,14 +174,14 @@ def _of_the_run(predictor: Predictor, found: Found, memory: float) -> Iterator[s
         yield f"The recorded layout does not fit: it needs {binary_bytes(found.recorded.peak_bytes)}."
 
 
-def _table(found: Found) -> Table:
+def _table(found: FoundLayouts) -> Table:
     """Return the fastest layouts that can be ranked, the chosen and the recorded one, with their marks."""
     shown = {one.layout: one for one in (*found.best, found.chosen, found.recorded) if one is not None}
     rows = sorted(shown.values(), key=lambda one: one.time.step_ns)
     return _table_of(rows, lambda layout: ", ".join(_marks(found, layout)))
 
 
-def _table_of(rows: Sequence[Prediction], marks: Callable[[Layout], str] | None = None) -> Table:
+def _table_of(rows: Sequence[PredictedLayout], marks: Callable[[Layout], str] | None = None) -> Table:
     names = ["tp", "pp", "dp", *(name for name in ("cp", "ep") if any(getattr(one.layout, name) > 1 for one in rows))]
     uncertainty = ["±"] if marks else []
     table = number_table("step", *uncertainty, "memory", *names, "chunks", "layers", "batch", "m", "recompute")
@@ -203,7 +207,7 @@ def _table_of(rows: Sequence[Prediction], marks: Callable[[Layout], str] | None 
     return table
 
 
-def _marks(found: Found, layout: Layout) -> Iterator[str]:
+def _marks(found: FoundLayouts, layout: Layout) -> Iterator[str]:
     if found.chosen is not None and layout == found.chosen.layout:
         yield "chosen"
     elif any(layout == one.layout for one in found.ties):

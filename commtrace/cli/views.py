@@ -24,7 +24,7 @@ from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
-from commtrace.analysis.stragglers.awaited import Awaited
+from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.report import NodesOfVerdict
 from commtrace.analysis.stragglers.verdict import Stretch, Verdict
@@ -489,7 +489,7 @@ def print_findings(console: Console, findings: Sequence[Finding], *, told: Findi
             console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
 
 
-def print_awaited(console: Console, awaited: Sequence[Awaited], stragglers: Sequence[Verdict]) -> None:
+def print_awaited(console: Console, awaited: Sequence[AwaitedRank], stragglers: Sequence[Verdict]) -> None:
     """Print the rank that the others waited for most, if one stands out, and its activity unless a verdict names it."""
     if not awaited or not awaited[0].stands_out:
         return

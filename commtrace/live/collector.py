@@ -13,8 +13,8 @@ import numpy as np
 
 from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
-from commtrace.live.summarise import StepExtras, StepWindow, summarise
-from commtrace.live.summary import Device, StepListener, StepSummary, training_device
+from commtrace.live.summarise import StepExtras, SummaryInput, summarise
+from commtrace.live.summary import DeviceMemory, StepListener, StepSummary, training_device
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Bool, Int64, RowBatch, Spans
@@ -178,7 +178,7 @@ class StepCollector:
         *,
         dropped: Callable[[], Mapping[str, int]] = dict,
         thread_ns: Callable[[], int] = time.thread_time_ns,
-        device: Callable[[], Device | None] | None = None,
+        device: Callable[[], DeviceMemory | None] | None = None,
     ) -> None:
         self.rank = rank
         self._listeners = list(listeners)
@@ -245,7 +245,7 @@ class StepCollector:
         owned = pending.in_groups(owner, len(steps))
         detailed = {row.id: row.detail for row in pending.made if row.detail and row.kind != schema.MARK}
         self.rank.follow(spans.take(owner >= 0), pending.names)
-        window = StepWindow(pending.names, spans, steps, owner, detailed)
+        window = SummaryInput(pending.names, spans, steps, owner, detailed)
         summaries = summarise(window, self.rank, self._extras(spans, owner, len(steps)), self._gil_yield)
         # Rows that reach beyond the closed steps are a part of the next step's partition as well.
         reaches = (spans.end > spans.end[steps[-1]]) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))

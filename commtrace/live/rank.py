@@ -24,7 +24,7 @@ from commtrace.trace.spans import RowBatch, Spans
 from commtrace.trace.topology import Topology
 
 if TYPE_CHECKING:
-    from commtrace.analysis.communication.baseline import Baseline
+    from commtrace.analysis.communication.baseline import NetworkBaseline
     from commtrace.live.monitoring.findings import JobView, LiveEvent, LiveStraggler
 
 KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start", "unknown")
@@ -99,7 +99,7 @@ class LiveRank:
         hang: Hang = lambda: None,
         phase: Phase = lambda: "",
         end_first: Callable[[], None] = lambda: None,
-        baseline: Baseline | None = None,
+        baseline: NetworkBaseline | None = None,
     ) -> None:
         self.metadata = metadata
         self.hang = hang  # returns the report of a hang; None while training goes on

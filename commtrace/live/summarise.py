@@ -26,7 +26,7 @@ from commtrace.analysis.breakdown.states import (
     states_of,
 )
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factor
-from commtrace.analysis.communication.calls import CallRows, Calls, calls_of_rows
+from commtrace.analysis.communication.calls import CallRows, CallTable, calls_of_rows
 from commtrace.analysis.keys import concatenated_ranges, grouped_rows, pack, sort_groups
 from commtrace.analysis.matching.match import Matches, unmatched
 from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
@@ -40,7 +40,7 @@ from commtrace.live.summary import (
     SIZES,
     UNKNOWN,
     WITHIN,
-    Device,
+    DeviceMemory,
     GroupSummary,
     MessageSummary,
     OperationSummary,
@@ -55,7 +55,7 @@ _LARGE_PRIME: Final = 7_919
 
 
 @dataclass(frozen=True, slots=True)
-class StepWindow:
+class SummaryInput:
     """The input for the summaries of some steps."""
 
     names: list[str]
@@ -72,11 +72,11 @@ class StepExtras(NamedTuple):
     overhead_ns: int
     dropped: Mapping[str, int]
     counts: Mapping[str, float]
-    device: Device | None
+    device: DeviceMemory | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _RelevantRows:
     """The relevant rows; their ``step`` column has the index of the step."""
 
     names: list[str]
@@ -96,7 +96,7 @@ class _Stalls:
 
 
 def summarise(
-    window: StepWindow, rank: LiveRank, extras: Sequence[StepExtras], gil_yield: GilYield
+    window: SummaryInput, rank: LiveRank, extras: Sequence[StepExtras], gil_yield: GilYield
 ) -> list[StepSummary]:
     """Return the summaries of some steps, with ``extras`` by step."""
     chosen = _relevant(window)
@@ -110,7 +110,7 @@ def summarise(
     gil_yield.maybe_yield()
     times = step_times(run, block, Matches({rank.rank: matches}), roles)
     gil_yield.maybe_yield()
-    known = _Known(window.names, spans, roles.ranks[rank.rank], roles.words, unfinished_rows(trace))
+    known = _RelevantRows(window.names, spans, roles.ranks[rank.rank], roles.words, unfinished_rows(trace))
     position = spans.step[times.row].astype(np.int64)
     stalls = _Stalls(position[times.stall_step], times.stall_row, times.stall_ns)
     calls = calls_of_rows(CallRows(block, matches, known.roles, np.zeros((len(spans), 2), np.int64), known.unfinished))
@@ -226,7 +226,7 @@ def _summary(
     )
 
 
-def _relevant(window: StepWindow) -> Int64:
+def _relevant(window: SummaryInput) -> Int64:
     """Return the rows of the steps, of the communications that they count, and of other work that overlaps them."""
     spans, steps = window.spans, window.steps
     communication = communication_rows(spans)
@@ -240,7 +240,7 @@ def _relevant(window: StepWindow) -> Int64:
 
 
 def _operations(
-    calls: Calls, stalls: _Stalls, known: _Known, bus: _OnTheBus, expected: _Expected
+    calls: CallTable, stalls: _Stalls, known: _RelevantRows, bus: _OnTheBus, expected: _Expected
 ) -> Iterator[tuple[int, OperationSummary]]:
     """Yield the calls and stalls of each operation and role, with the index of their step."""
     step = np.concatenate([calls.step, stalls.step])
@@ -297,7 +297,9 @@ _SIZE_WORDS: Final = (*SIZES, LARGER)
 _PLACES: Final = (BETWEEN, UNKNOWN, WITHIN)
 
 
-def _messages(calls: Calls, known: _Known, bus: _OnTheBus, places: Int64) -> Iterator[tuple[int, MessageSummary]]:
+def _messages(
+    calls: CallTable, known: _RelevantRows, bus: _OnTheBus, places: Int64
+) -> Iterator[tuple[int, MessageSummary]]:
     """Yield the calls with a bandwidth by step, operation, place and size, with the index of their step."""
     chosen = np.flatnonzero(bus.has_bandwidth)
     if not len(chosen):
@@ -321,7 +323,7 @@ def _messages(calls: Calls, known: _Known, bus: _OnTheBus, places: Int64) -> Ite
         )
 
 
-def _places(calls: Calls, spans: Spans, rank: LiveRank) -> Int64:
+def _places(calls: CallTable, spans: Spans, rank: LiveRank) -> Int64:
     """Return the index in ``_PLACES`` of each call."""
     own_node, groups = rank.ranks_of_node, rank.marks.groups
     if own_node is None:
@@ -336,7 +338,7 @@ def _places(calls: Calls, spans: Spans, rank: LiveRank) -> Int64:
     return np.array(places, np.int64)[which]
 
 
-def _peers(calls: Calls, spans: Spans) -> npt.NDArray[np.integer]:
+def _peers(calls: CallTable, spans: Spans) -> npt.NDArray[np.integer]:
     """Return the peer of each call, -1 without one: with brackets, merged collectives come after all messages."""
     rows = np.flatnonzero(communication_rows(spans))
     is_collective = spans.kind[rows] == schema.COLLECTIVE
@@ -354,7 +356,7 @@ class _OnTheBus(NamedTuple):
     has_bandwidth: Bool
 
 
-def _on_the_bus(calls: Calls, names: Sequence[str]) -> _OnTheBus:
+def _on_the_bus(calls: CallTable, names: Sequence[str]) -> _OnTheBus:
     if not len(calls):
         return _OnTheBus(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_))
     is_uneven = calls.self_bytes >= 0
@@ -382,24 +384,24 @@ class _Expected(NamedTuple):
     is_known: Bool
 
 
-def _expected(calls: Calls, known: _Known, rank: LiveRank, bus: _OnTheBus, places: Int64) -> _Expected:
+def _expected(calls: CallTable, known: _RelevantRows, rank: LiveRank, bus: _OnTheBus, places: Int64) -> _Expected:
     ns = np.zeros(len(calls))
     comparable = bus.has_bandwidth & (places != _PLACES.index(UNKNOWN))
     if rank.baseline is not None and comparable.any():
-        from commtrace.analysis.communication.baseline import Kind  # here: few jobs have a baseline
+        from commtrace.analysis.communication.baseline import GroupKind  # here: few jobs have a baseline
 
         chosen = np.flatnonzero(comparable)
         example, which = grouped_rows((calls.name[chosen], calls.group_size[chosen], places[chosen], bus.moved[chosen]))
         columns = (one[chosen][example].tolist() for one in (calls.name, calls.group_size, places, bus.moved))
         times = [
-            rank.baseline.duration_ns(Kind(known.names[name], size, _PLACES[place] == BETWEEN), num_bytes) or 0.0
+            rank.baseline.duration_ns(GroupKind(known.names[name], size, _PLACES[place] == BETWEEN), num_bytes) or 0.0
             for name, size, place, num_bytes in zip(*columns, strict=True)
         ]
         ns[chosen] = np.array(times)[which]
     return _Expected(ns, ns > 0)
 
 
-def _collectives(stalls: _Stalls, known: _Known, numbers: Int32) -> Iterator[tuple[int, GroupSummary]]:
+def _collectives(stalls: _Stalls, known: _RelevantRows, numbers: Int32) -> Iterator[tuple[int, GroupSummary]]:
     """Yield a call per step, group and collective of ``ENDING_TOGETHER``; ``numbers`` are those of the steps."""
     # Another call in every step, so that over time all calls are compared.
     spans, roles = known.spans, known.roles

@@ -13,7 +13,7 @@ from commtrace.analysis.utilization import peak_flops
 from commtrace.trace.schema import Row
 
 
-class Device(NamedTuple):
+class DeviceMemory(NamedTuple):
     """A device, and the memory of torch's allocator on it; peaks since the process began or the script reset them."""
 
     name: str
@@ -23,7 +23,7 @@ class Device(NamedTuple):
     peak_reserved_bytes: int
 
 
-def training_device() -> Device | None:
+def training_device() -> DeviceMemory | None:
     """Return the device with the highest peak of torch's allocator, without waiting for it; None if none is in use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -35,7 +35,7 @@ def training_device() -> Device | None:
     number = max(memory, key=lambda number: _bytes(memory[number], _PEAK), default=None)
     if number is None or not _bytes(memory[number], _PEAK):
         return None
-    return Device(
+    return DeviceMemory(
         str(torch.cuda.get_device_name(number)),
         peak_memory_bytes=_bytes(memory[number], _PEAK),
         memory_bytes=_bytes(memory[number], "allocated_bytes.all.current"),
@@ -175,7 +175,7 @@ class StepSummary:
     dropped: Mapping[str, int] = field(default_factory=dict)  # spans since the last summary, by kind
     overhead_ns: int = 0  # CPU time of the harvester thread since the last summary
     counts: Mapping[str, float] = field(default_factory=dict)  # sums of commtrace.count: tokens, samples, model_flops
-    device: Device | None = None  # None without an accelerator
+    device: DeviceMemory | None = None  # None without an accelerator
     # Of compute by phase, and of the time in no span (IN_NO_SPAN): the device waited for its host; None if not known.
     launch_bound_ns: Mapping[str, int] | None = None
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from commtrace.analysis.communication.baseline import MESSAGES, Baseline, Kind
+from commtrace.analysis.communication.baseline import MESSAGES, GroupKind, NetworkBaseline
 from commtrace.planning.communication import Traffic
 from commtrace.planning.plan import Plan
 
@@ -23,7 +23,7 @@ class BaselineTimes(NamedTuple):
     not_measured: tuple[str, ...]  # what the baseline lacks, in words
 
 
-def baseline_times(plan: Plan, baseline: Baseline) -> BaselineTimes:
+def baseline_times(plan: Plan, baseline: NetworkBaseline) -> BaselineTimes:
     """Return the time of every role, on the first rank of every stage: each call at its size, between measured ones.
 
     A group takes as long as it was measured to; one that was not, as long as the median of measured groups of the same
@@ -42,7 +42,7 @@ def baseline_times(plan: Plan, baseline: Baseline) -> BaselineTimes:
             group = next(group for group in groups[row.role] if stage.ranks[0] in group)
             members = _members(group, stage.ranks[0], row)
             is_on_several = len({rank // per_node for rank in members}) > 1
-            kind = Kind(row.operation, len(members), is_on_several)
+            kind = GroupKind(row.operation, len(members), is_on_several)
             time_ns = baseline.call_ns(kind, row.bytes_per_call, members)
             if time_ns is None:
                 lacking[stage.stage, row.role] = None

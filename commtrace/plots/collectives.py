@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from commtrace.analysis.communication.baseline import Baseline
+from commtrace.analysis.communication.baseline import NetworkBaseline
 from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.plots.style import COLOURS, MICROBATCH_COLOURS, Plot, new_plot
 
@@ -12,7 +12,7 @@ _MARKERS: Final = "os^vDPX*<>"
 _HEIGHT: Final = 5.0
 
 
-def draw_collectives(baseline: Baseline) -> Plot:
+def draw_collectives(baseline: NetworkBaseline) -> Plot:
     """Return the mean busbw of each operation and group, with a band from the smallest to the largest.
 
     Raises:

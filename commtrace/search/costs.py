@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.communication.table import communication_table
-from commtrace.analysis.prediction.parts import LaneParts, Parts
+from commtrace.analysis.prediction.parts import LaneParts, PipelineParts
 from commtrace.analysis.prediction.predict import StepModel
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
@@ -44,7 +44,7 @@ class PartTimes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class MessageTimes:
     """How messages pass between stages, ns."""
 
     transfer_ns: float = 0.0
@@ -74,7 +74,7 @@ class RunCosts:
     stages: tuple[tuple[ChunkTimes, ...], ...] = ()  # whole chunks of each stage as they are; empty: from the parts
     layers: tuple[ChunkTimes, ...] = ()  # a layer of each stage with what it waited for; empty: from the parts
     gaps: tuple[Gaps, ...] = ()  # of each stage; empty: none
-    messages: Messages | None = None  # None: from the bandwidth of the links
+    messages: MessageTimes | None = None  # None: from the bandwidth of the links
     tail_ns: int | None = None  # behind the last backward; None: gradients, optimizer and what is missing of the step
     stretch: float = 1.0  # a pipeline whose microbatches differ, by one of which each takes the mean time
     steps: StepModel | None = None  # which answers for the layout of the run itself
@@ -85,7 +85,7 @@ class RunCosts:
         return self.deviation_ns / self.step_ns
 
 
-class _Part(NamedTuple):
+class _ChunkLayers(NamedTuple):
     """A model chunk of a stage, in the order of the layers."""
 
     layers: int
@@ -156,7 +156,7 @@ class _Pipeline(NamedTuple):
     gaps: tuple[Gaps, ...]
 
     @classmethod
-    def of(cls, parts: Parts, pipeline: Sequence[int]) -> _Pipeline:
+    def of(cls, parts: PipelineParts, pipeline: Sequence[int]) -> _Pipeline:
         stages = [parts.lanes[rank] for rank in pipeline]
         return cls(
             tuple(_chunk_times(lanes, parts.chunks, is_work=False) for lanes in stages),
@@ -164,12 +164,12 @@ class _Pipeline(NamedTuple):
             tuple(_gaps(lanes) for lanes in stages),
         )
 
-    def phase_ns(self, microbatches: int, messages: Messages) -> int:
+    def phase_ns(self, microbatches: int, messages: MessageTimes) -> int:
         return schedule_ns(self.chunks, microbatches, messages, self.gaps)
 
 
 def schedule_ns(
-    stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messages: Messages, gaps: Sequence[Gaps] = ()
+    stages: Sequence[Sequence[ChunkTimes]], microbatches: int, messages: MessageTimes, gaps: Sequence[Gaps] = ()
 ) -> int:
     """Return the time of a pipeline all of whose messages take the same time."""
     return pipeline_ns(
@@ -205,8 +205,8 @@ def _gaps(lanes: Sequence[LaneParts]) -> Gaps:
     )
 
 
-def _messages(parts: Parts) -> Messages:
-    return Messages(parts.mean_transfer_ns, float(parts.send_delay_ns.mean()), parts.receives_early)
+def _messages(parts: PipelineParts) -> MessageTimes:
+    return MessageTimes(parts.mean_transfer_ns, float(parts.send_delay_ns.mean()), parts.receives_early)
 
 
 def _optimizer_ns(steps: StepModel) -> int:
@@ -260,16 +260,16 @@ def _of_another_run(name: str, recorded: int, given: int) -> str:
     return f"the run has {name} {recorded}, the job that was given with it {given}: give the job of this run"
 
 
-def _parts(stages: Sequence[Sequence[ChunkTimes]], model: Model, layout: Layout) -> list[_Part]:
+def _parts(stages: Sequence[Sequence[ChunkTimes]], model: Model, layout: Layout) -> list[_ChunkLayers]:
     """Return the chunks of all stages in the order of the layers."""
     return [
-        _Part(len(layout.stage_layers(model, stage)[chunk]), stages[stage][chunk])
+        _ChunkLayers(len(layout.stage_layers(model, stage)[chunk]), stages[stage][chunk])
         for chunk in range(layout.chunks)
         for stage in range(layout.pp)
     ]
 
 
-def _solve(parts: Sequence[_Part], model: Model, notes: list[str]) -> PartTimes:
+def _solve(parts: Sequence[_ChunkLayers], model: Model, notes: list[str]) -> PartTimes:
     """Return the times of a layer, the embedding and the output layer."""
     first, last = parts[0], parts[-1]
     if len(parts) == 1:
@@ -302,7 +302,7 @@ def _map(combine: Callable[[tuple[int, ...]], float], times: Sequence[ChunkTimes
     return ChunkTimes(*(round(combine(values)) for values in zip(*times, strict=True)))
 
 
-def _rest(part: _Part, layer: ChunkTimes) -> ChunkTimes:
+def _rest(part: _ChunkLayers, layer: ChunkTimes) -> ChunkTimes:
     """Return what a part takes on top of its layers; less than none is noise."""
     return ChunkTimes(*(max(own - part.layers * each, 0) for own, each in zip(part.times, layer, strict=True)))
 

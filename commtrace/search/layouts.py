@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.search.candidates import candidates
-from commtrace.search.prediction import Prediction, Predictor
+from commtrace.search.prediction import PredictedLayout, Predictor
 from commtrace.search.reliability import ORDER_HELD, can_be_ranked, kinds_of_change
 from commtrace.trace.json_values import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundLayouts:
     """The layouts that fit: those that can be ranked, and candidates to measure.
 
     A layout is ranked if in real runs the order of layouts with its kinds of change was as predicted often enough. Of
@@ -24,11 +24,11 @@ class Found:
     then with as many layers on all stages, then without recomputation.
     """
 
-    best: tuple[Prediction, ...]  # of those that can be ranked, the fastest first
-    chosen: Prediction | None  # the simplest of those that are a tie with the fastest of them
-    ties: tuple[Prediction, ...]  # all of these, itself included; the fastest first
-    candidates: tuple[Prediction, ...]  # the others, as far as they may be faster; in the order of their sizes
-    recorded: Prediction | None  # the run's own layout, fitting or not; None for other GPUs or another batch
+    best: tuple[PredictedLayout, ...]  # of those that can be ranked, the fastest first
+    chosen: PredictedLayout | None  # the simplest of those that are a tie with the fastest of them
+    ties: tuple[PredictedLayout, ...]  # all of these, itself included; the fastest first
+    candidates: tuple[PredictedLayout, ...]  # the others, as far as they may be faster; in the order of their sizes
+    recorded: PredictedLayout | None  # the run's own layout, fitting or not; None for other GPUs or another batch
     layouts: int  # that were looked at
     fitting: int  # of these, layouts that fit
     ranked: int  # of these, layouts that can be ranked
@@ -67,7 +67,7 @@ class Found:
             "not_known": list(self.not_known),
         }
 
-    def _json_of(self, prediction: Prediction) -> JsonObject:
+    def _json_of(self, prediction: PredictedLayout) -> JsonObject:
         return {**prediction.to_json(), "changes": list(self.changes[prediction.layout])}
 
 
@@ -79,7 +79,7 @@ def search_layouts(
     top: int,
     cp: Sequence[int] = (),
     ep: Sequence[int] = (),
-) -> Found:
+) -> FoundLayouts:
     """Return the ``top`` fastest layouts of ``gpus`` whose ranks need at most ``memory_bytes``.
 
     Args:
@@ -119,7 +119,7 @@ def search_layouts(
     recorded = _recorded(predictor, gpus, global_batch)
     if recorded is not None:
         changes[recorded.layout] = kinds_of_change(recorded.assumptions, recorded.layout, like)
-    return Found(
+    return FoundLayouts(
         best=tuple(ranked.predictions[:top]),
         chosen=_simplest(ties, like),
         ties=tuple(ties),
@@ -139,7 +139,7 @@ class _Fastest:
 
     predictor: Predictor
     top: int
-    predictions: list[Prediction] = field(default_factory=list)  # the fastest first
+    predictions: list[PredictedLayout] = field(default_factory=list)  # the fastest first
 
     def try_layout(self, layout: Layout, bound_ns: int) -> None:
         """Predict a layout, unless it cannot be below ``bound_ns`` and that is too slow to be of interest."""
@@ -155,22 +155,22 @@ class _Fastest:
         return min(_step_ns(each) + each.uncertainty_ns for each in self.predictions)
 
     @property
-    def ties(self) -> list[Prediction]:
+    def ties(self) -> list[PredictedLayout]:
         return [each for each in self.predictions if _step_ns(each) <= self._tie_ns]
 
 
-def _step_ns(prediction: Prediction) -> int:
+def _step_ns(prediction: PredictedLayout) -> int:
     return prediction.time.step_ns
 
 
-def _order_of_sizes(prediction: Prediction) -> tuple[int, ...]:
+def _order_of_sizes(prediction: PredictedLayout) -> tuple[int, ...]:
     layout = prediction.layout
     names = ("tp", "pp", "dp", "cp", "ep", "chunks", "first_stage_layers", "last_stage_layers", "microbatch")
     return tuple(getattr(layout, name) for name in names)
 
 
-def _simplest(ties: Sequence[Prediction], recorded: Layout) -> Prediction | None:
-    def effort(one: Prediction) -> tuple[int, ...]:
+def _simplest(ties: Sequence[PredictedLayout], recorded: Layout) -> PredictedLayout | None:
+    def effort(one: PredictedLayout) -> tuple[int, ...]:
         layout = one.layout
         sizes = (layout.tp, layout.pp, layout.dp, layout.cp, layout.ep)
         return (
@@ -186,7 +186,7 @@ def _simplest(ties: Sequence[Prediction], recorded: Layout) -> Prediction | None
     return min(ties, key=effort, default=None)
 
 
-def _recorded(predictor: Predictor, gpus: int, global_batch: int) -> Prediction | None:
+def _recorded(predictor: Predictor, gpus: int, global_batch: int) -> PredictedLayout | None:
     layout = predictor.costs.layout
     if (layout.world_size, layout.microbatch * layout.microbatches * layout.dp) != (gpus, global_batch):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from commtrace.analysis.communication.bandwidth import bus_factor
-from commtrace.analysis.communication.baseline import Baseline, Kind
+from commtrace.analysis.communication.baseline import GroupKind, NetworkBaseline
 from commtrace.analysis.communication.rates import parse_rate
 from commtrace.analysis.communication.table import Communication, with_exact_rates
 from commtrace.errors import ConfigurationError
@@ -20,7 +20,7 @@ _LEFT_OUT: Final = 0.02
 """Bandwidths are of calls of at least this share of the bytes of the largest ones: small calls show the latency."""
 
 
-class Place(NamedTuple):
+class RoleReach(NamedTuple):
     """A role, and whether its groups reach over nodes."""
 
     role: str
@@ -39,11 +39,13 @@ class Bandwidth(NamedTuple):
 class Links:
     """The bandwidths of a run; GB/s are bytes per ns."""
 
-    bandwidths: Mapping[Place, Bandwidth]
+    bandwidths: Mapping[RoleReach, Bandwidth]
     exposed: Mapping[str, float]  # by role: the share of its time that no work hid
-    baseline: Baseline | None = None  # what the network was measured to carry, for roles that the run does not have
+    baseline: NetworkBaseline | None = (
+        None  # what the network was measured to carry, for roles that the run does not have
+    )
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: RoleReach) -> bool:
         """Return whether the role's own bandwidth is known."""
         return self._own(place) is not None
 
@@ -56,7 +58,7 @@ class Links:
         """Return whether the baseline has such calls."""
         return self._baseline_ns(traffic, between_nodes) is not None
 
-    def with_given(self, gbps: Mapping[Place, float], baseline: Baseline | None = None) -> Links:
+    def with_given(self, gbps: Mapping[RoleReach, float], baseline: NetworkBaseline | None = None) -> Links:
         """Return these links with other bandwidths for some roles, and a baseline for those that the run lacks."""
         given = {place: Bandwidth(one, float("inf")) for place, one in gbps.items()}
         return replace(self, bandwidths={**self.bandwidths, **given}, baseline=baseline)
@@ -71,7 +73,7 @@ class Links:
         Raises:
             ConfigurationError: no bandwidth of this reach was measured.
         """
-        found = self._own(Place(traffic.role, between_nodes))
+        found = self._own(RoleReach(traffic.role, between_nodes))
         if found is None:
             if (time_ns := self._baseline_ns(traffic, between_nodes)) is not None:
                 return time_ns
@@ -82,7 +84,7 @@ class Links:
         factor = bus_factor(traffic.operation, traffic.group_size)
         return traffic.tensor_bytes * factor / found.gbps
 
-    def borrowing_otherwise(self, place: Place) -> tuple[Links, ...]:
+    def borrowing_otherwise(self, place: RoleReach) -> tuple[Links, ...]:
         """Return links in which this role, which borrows one, has the slowest and the fastest of the same reach.
 
         Roles with small calls do not count. Empty if there is only one.
@@ -94,8 +96,8 @@ class Links:
             return ()
         return tuple(self.with_given({place: each}, self.baseline) for each in (min(gbps), max(gbps)))
 
-    def _own(self, place: Place) -> Bandwidth | None:
-        places = (Place(role, place.between_nodes) for role in _names(place.role))
+    def _own(self, place: RoleReach) -> Bandwidth | None:
+        places = (RoleReach(role, place.between_nodes) for role in _names(place.role))
         return next((self.bandwidths[one] for one in places if one in self.bandwidths), None)
 
     def _of_another_role(self, between_nodes: bool) -> Bandwidth | None:
@@ -105,7 +107,7 @@ class Links:
     def _baseline_ns(self, traffic: Traffic, between_nodes: bool) -> float | None:
         if self.baseline is None:
             return None
-        kind = Kind(traffic.operation, traffic.group_size, between_nodes)
+        kind = GroupKind(traffic.operation, traffic.group_size, between_nodes)
         each_ns = self.baseline.call_ns(kind, traffic.bytes_per_call)
         return None if each_ns is None else traffic.count * each_ns
 
@@ -119,11 +121,11 @@ def _names(role: str) -> tuple[str, ...]:
 
 def measured_links(table: Iterable[Communication]) -> Links:
     """Return the bandwidths of a run's communication; the time of a role is that of all its calls together."""
-    bus_bytes: dict[Place, float] = {}
-    time_ns: dict[Place, float] = {}
-    calls: dict[Place, int] = {}
-    tensor_bytes: dict[Place, int] = {}
-    bounds: set[Place] = set()
+    bus_bytes: dict[RoleReach, float] = {}
+    time_ns: dict[RoleReach, float] = {}
+    calls: dict[RoleReach, int] = {}
+    tensor_bytes: dict[RoleReach, int] = {}
+    bounds: set[RoleReach] = set()
     exposed_ns: dict[str, int] = {}
     in_flight_ns: dict[str, int] = {}
     rows = list(table)
@@ -134,7 +136,7 @@ def measured_links(table: Iterable[Communication]) -> Links:
     for row in with_exact_rates(row for row in rows if _bytes_each(row) >= _LEFT_OUT * largest[row.role]):
         if not row.busbw_gbps or row.inter_node is None or not row.num_bytes or not row.group_size:
             continue
-        place = Place(row.role, row.inter_node)
+        place = RoleReach(row.role, row.inter_node)
         moved = row.num_bytes * bus_factor(row.operation, row.group_size)
         bus_bytes[place] = bus_bytes.get(place, 0) + moved
         time_ns[place] = time_ns.get(place, 0) + moved / row.busbw_gbps
@@ -155,7 +157,7 @@ def _bytes_each(row: Communication) -> float:
     return (row.num_bytes or 0) / max(row.count, 1)
 
 
-def given_bandwidths(texts: Iterable[str]) -> Iterator[tuple[Place, float]]:
+def given_bandwidths(texts: Iterable[str]) -> Iterator[tuple[RoleReach, float]]:
     """Yield the bandwidths of options such as ``tp=200GB/s`` (within a node) and ``dp-cp=between:200Gbit/s``.
 
     A number without a unit is GB/s.
@@ -174,4 +176,4 @@ def given_bandwidths(texts: Iterable[str]) -> Iterator[tuple[Place, float]]:
             raise ConfigurationError(
                 f"--bandwidth {text}: write a role and a rate, as tp=300GB/s or dp-cp=between:200Gbit/s"
             )
-        yield Place(role, between_nodes), bytes_per_second / 1e9
+        yield RoleReach(role, between_nodes), bytes_per_second / 1e9

@@ -10,7 +10,7 @@ from itertools import islice
 from statistics import fmean
 from typing import NamedTuple
 
-from commtrace.analysis.prediction.assumptions import CONFIDENCE, MISSED, SCATTER, Spread
+from commtrace.analysis.prediction.assumptions import CONFIDENCE, MISSED, SCATTER, UncertaintyPart
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import GRADIENT_NORM, Traffic, stage_traffic
@@ -19,8 +19,8 @@ from commtrace.planning.memory import stage_memory
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import stage_parameters
 from commtrace.search.candidates import fitting_model
-from commtrace.search.costs import Messages, PartTimes, RunCosts, recomputed_ns, schedule_ns
-from commtrace.search.links import Links, Place
+from commtrace.search.costs import MessageTimes, PartTimes, RunCosts, recomputed_ns, schedule_ns
+from commtrace.search.links import Links, RoleReach
 from commtrace.search.megatron import megatron_arguments
 from commtrace.search.pipeline_time import PAIRS, ChunkTimes, Gaps, shortest_pipeline_ns
 from commtrace.trace.json_values import JsonObject, to_json
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     """What the model of a run says of the run's own layout."""
 
     step_ns: int
-    uncertainty: tuple[Spread, ...]
+    uncertainty: tuple[UncertaintyPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Assumptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictedLayout:
     """A layout with its step time and memory."""
 
     layout: Layout
     time: StepTime
     peak_bytes: int  # of the fullest stage
     assumptions: Assumptions
-    uncertainty: tuple[Spread, ...]  # the parts of ±; what is assumed of the work comes on top
+    uncertainty: tuple[UncertaintyPart, ...]  # the parts of ±; what is assumed of the work comes on top
 
     @property
     def uncertainty_ns(self) -> float:
@@ -162,7 +162,7 @@ class Predictor:
         order = dict.fromkeys((0, layout.pp - 1, *range(layout.pp)))
         return all(stage_memory(model, layout, stage).peak_bytes <= memory_bytes for stage in order)
 
-    def predict(self, layout: Layout) -> Prediction:
+    def predict(self, layout: Layout) -> PredictedLayout:
         """Return the step time and the memory of a layout.
 
         Raises:
@@ -171,7 +171,7 @@ class Predictor:
         model = fitting_model(self.costs.model, layout.tp)
         answer, time = self._answer(layout), self._time(layout)
         assumptions = self.assumptions(layout)
-        return Prediction(
+        return PredictedLayout(
             layout=layout,
             time=time,
             peak_bytes=max(stage_memory(model, layout, stage).peak_bytes for stage in range(layout.pp)),
@@ -205,7 +205,7 @@ class Predictor:
     def _roles_but_the_pipeline(self) -> frozenset[str]:
         return frozenset(place.role for place in self.costs.links.bandwidths) - {"pp"}
 
-    def _spreads(self, step_ns: float) -> tuple[Spread, ...]:
+    def _spreads(self, step_ns: float) -> tuple[UncertaintyPart, ...]:
         """Return the parts of ± that every step of so many ns has, as :class:`~...predict.Prediction` has them.
 
         What the model misses of the run itself, and two standard errors of the measured steps. If the step grows, so do
@@ -213,26 +213,31 @@ class Predictor:
         """
         costs = self.costs
         growth = max(1.0, step_ns / costs.step_ns)
-        spreads = [Spread(MISSED, abs(costs.step_ns - costs.modelled_ns) * growth)]
+        spreads = [UncertaintyPart(MISSED, abs(costs.step_ns - costs.modelled_ns) * growth)]
         if costs.num_steps > 1:
-            spreads.append(Spread(SCATTER, CONFIDENCE * costs.deviation_ns / math.sqrt(costs.num_steps) * growth))
+            spreads.append(
+                UncertaintyPart(SCATTER, CONFIDENCE * costs.deviation_ns / math.sqrt(costs.num_steps) * growth)
+            )
         return tuple(spreads)
 
-    def _spreads_of(self, layout: Layout, step_ns: float, assumptions: Assumptions) -> Iterator[Spread]:
+    def _spreads_of(self, layout: Layout, step_ns: float, assumptions: Assumptions) -> Iterator[UncertaintyPart]:
         """Yield what the step moves by if each borrowed bandwidth is the slowest or the fastest of the same reach."""
         for role in assumptions.borrowed_roles:
             reach = self._reaches_over_nodes(layout, role)
             others = [
-                replace(self, links=links, _parts={}) for links in self.links.borrowing_otherwise(Place(role, reach))
+                replace(self, links=links, _parts={})
+                for links in self.links.borrowing_otherwise(RoleReach(role, reach))
             ]
             if not others:
                 continue
             if role in _NOT_IN_A_LAYER and role != "pp":
                 own_ns = self._gradients_ns(layout)
-                yield Spread(f"bandwidth of {role}", max(abs(each._gradients_ns(layout) - own_ns) for each in others))
+                yield UncertaintyPart(
+                    f"bandwidth of {role}", max(abs(each._gradients_ns(layout) - own_ns) for each in others)
+                )
             else:
                 moved = max(abs(each._time(layout).step_ns - step_ns) for each in others)
-                yield Spread(f"bandwidth of {role}", moved)
+                yield UncertaintyPart(f"bandwidth of {role}", moved)
 
     def assumed(self, layout: Layout) -> tuple[str, ...]:
         """Return in words what the run did not measure of a layout."""
@@ -248,7 +253,7 @@ class Predictor:
             changed.append(f"recompute {layout.recompute}")
         has = self.links.has
         sending = self._sending_roles(layout)
-        lacking = [role for role in sending if not has(Place(role, self._reaches_over_nodes(layout, role)))]
+        lacking = [role for role in sending if not has(RoleReach(role, self._reaches_over_nodes(layout, role)))]
         in_baseline = [role for role in lacking if self._in_baseline(layout, role)]
         borrowed = [role for role in lacking if role not in in_baseline]
         return Assumptions(tuple(changed), tuple(borrowed), tuple(in_baseline))
@@ -393,14 +398,14 @@ class Predictor:
             (max(last[0] - layer[0], 0.0), max(last[1] - layer[1], 0.0)),
         ]
 
-    def _messages(self, layout: Layout) -> Messages:
+    def _messages(self, layout: Layout) -> MessageTimes:
         """Return how messages pass: as in the run if they go as far, as many times as long as they have more bytes."""
         if layout.pp == 1:
-            return Messages()
+            return MessageTimes()
         costs, of_run = self.costs, self.costs.messages
         row = self._message(layout)
         if of_run is None:
-            return Messages(self._traffic_ns(layout, row))
+            return MessageTimes(self._traffic_ns(layout, row))
         reaches = self._reaches_over_nodes
         if self._keeps_links(self._roles_but_the_pipeline) and reaches(layout, "pp") == reaches(costs.layout, "pp"):
             larger = row.tensor_bytes / self._message(costs.layout).tensor_bytes

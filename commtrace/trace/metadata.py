@@ -144,7 +144,7 @@ def is_world_key(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{16}", text) is not None
 
 
-class Member(Struct, frozen=True):
+class GroupMember(Struct, frozen=True):
     """A member of a group over several worlds, as it presents itself in the group's store."""
 
     world: Word  # key of its world
@@ -170,7 +170,7 @@ class Group(Struct, frozen=True):
     backend: Word = ""  # nccl, gloo, …
     world: Word = ""  # key of the world in which this rank made it; empty in older files
     # By their rank in the group; None: has not presented itself.
-    members: Annotated[tuple[Member | None, ...], Meta(max_length=MOST_RANKS)] = ()
+    members: Annotated[tuple[GroupMember | None, ...], Meta(max_length=MOST_RANKS)] = ()
     key: Word = ""  # equal on all members in all worlds; empty until they have exchanged it
 
     @property

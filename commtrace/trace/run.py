@@ -18,7 +18,7 @@ from commtrace.trace.spans import Spans
 
 if TYPE_CHECKING:
     from commtrace.trace.graphs import CapturedGraph
-    from commtrace.trace.topology import Engine, Recording, Topology
+    from commtrace.trace.topology import Recording, RecordingEngine, Topology
 
 _BLOCKS: Final = "_blocks"
 
@@ -127,7 +127,7 @@ class RankTrace:
         return self.topology.get("recording", {})
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> RecordingEngine | None:
         """Return what recorded; None if imported, or recorded before there were two engines."""
         return self.topology.get("engine")
 

@@ -32,7 +32,7 @@ class Recording(TypedDict, total=False):
     skip_roles: Annotated[list[Word], Meta(max_length=256)]
 
 
-class Engine(TypedDict):
+class RecordingEngine(TypedDict):
     """What recorded: ``native`` or ``python``."""
 
     name: Word
@@ -59,7 +59,7 @@ class Topology(TypedDict, total=False):
     framework: Annotated[dict[Word, Word], Meta(max_length=64)]
     device: Device
     recording: Recording
-    engine: Engine
+    engine: RecordingEngine
     invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)]
     not_visible: Annotated[list[Word], Meta(max_length=4096)]  # by older recorders
     launcher: Word  # "ray", which ends its processes by killing them; of no others

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from commtrace.exporters.monitor.hangs import HangAggregator, no_stack
-from commtrace.exporters.monitor.messages import Job
+from commtrace.exporters.monitor.messages import WatchedJob
 from commtrace.exporters.monitor.sinks import AlertSink
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
@@ -24,7 +24,7 @@ _logger = logging.getLogger("commtrace")
 class Aggregator:
     """Compares the windows of a job's ranks, and alerts the sinks after every comparison."""
 
-    def __init__(self, job: Job, sinks: Sequence[AlertSink], directory: Path | None = None) -> None:
+    def __init__(self, job: WatchedJob, sinks: Sequence[AlertSink], directory: Path | None = None) -> None:
         self.watch = Watch(job.world_size, job.seconds)
         self._least = LeastTimes(job.seconds)
         self._job = job

@@ -20,14 +20,14 @@ from commtrace.exporters.monitor.exchange import MonitorClient, MonitorError, Mo
 from commtrace.exporters.monitor.hangs import hang_report
 from commtrace.exporters.monitor.messages import (
     MOST_GROUPS_ASKED,
-    Hang,
-    HangReport,
-    Job,
     MessageError,
-    Process,
+    RankHang,
     Reply,
     Report,
     Request,
+    WatchedJob,
+    WireHangReport,
+    WireProcess,
 )
 from commtrace.exporters.monitor.rendezvous import Address, checked_token, new_token, read_token, token_path
 from commtrace.exporters.monitor.sinks import (
@@ -42,7 +42,7 @@ from commtrace.exporters.monitor.sinks import (
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.exporters.otlp.queue import SpanFilter
 from commtrace.live.monitoring.findings import JobView
-from commtrace.live.monitoring.window import Window, WindowReport
+from commtrace.live.monitoring.window import ReportWindow, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.process_end import uncaught_exception
@@ -90,13 +90,13 @@ class MonitorExporter:
         self._rank = rank
         self._clock = clock
         self._monotonic_ns = monotonic_ns
-        self._job = Job(rank.run_id, rank.metadata.attempt, rank.metadata.world_size, config.monitor.seconds)
+        self._job = WatchedJob(rank.run_id, rank.metadata.attempt, rank.metadata.world_size, config.monitor.seconds)
         own = rank.metadata
-        self._process = Process(own.host, own.boot_id, own.pid, own.session)
+        self._process = WireProcess(own.host, own.boot_id, own.pid, own.session)
         shows_steps = "otlp" in exporter_names(config.export) and config.otlp.level != "none"
         span_filter = SpanFilter.from_config(config, rank.metadata.world_size)
         self._asks_job_steps = shows_steps and rank.rank == span_filter.first_rank
-        self._window = Window(rank, times_every=span_filter.every if shows_steps else 0)
+        self._window = ReportWindow(rank, times_every=span_filter.every if shows_steps else 0)
         self._worked_ns: dict[int, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -276,10 +276,10 @@ class MonitorExporter:
         if report is self._reported_hang:
             return
         declared = None if report is None else self._declared(report.to_json())
-        self._exchange(Hang(self._job, self._rank.rank, report is not None, declared))
+        self._exchange(RankHang(self._job, self._rank.rank, report is not None, declared))
         self._reported_hang = report
 
-    def _declared(self, report: Mapping[str, object]) -> HangReport | None:
+    def _declared(self, report: Mapping[str, object]) -> WireHangReport | None:
         try:
             return hang_report(report)
         except MessageError as error:

@@ -24,16 +24,16 @@ from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
     MOST_GROUPS,
     MOST_IN_FLIGHT,
-    HangReport,
-    Job,
     MessageError,
-    Process,
     Report,
+    WatchedJob,
+    WireHangReport,
+    WireProcess,
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.watch import SILENT_WINDOWS
-from commtrace.live.monitoring.wire_types import MOST_TEXT, GroupMembers, most_group_members, regular_range
+from commtrace.live.monitoring.wire_types import MOST_TEXT, WireGroup, most_group_members, regular_range
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata
 from commtrace.trace.processes import AskProcess, process_state, unknown_process
@@ -60,7 +60,7 @@ _MOST_REPORT_BYTES: Final = MOST_BYTES - 4_096
 """Leaves room for the rest of the message."""
 
 
-def hang_report(record: Mapping[str, Any]) -> HangReport:
+def hang_report(record: Mapping[str, Any]) -> WireHangReport:
     """Return the report for a ``HangWatch`` record; raise :class:`MessageError` if it does not fit a message."""
     metadata, activity = record["metadata"], record["activity"]
     groups = [{**group, **_members(group["ranks"])} for group in record["groups"][:MOST_GROUPS]]
@@ -75,7 +75,7 @@ def hang_report(record: Mapping[str, Any]) -> HangReport:
     without_groups = {**report, "groups": [], "activity": {**activity, "collectives": {}, "p2p": []}}
     try:
         for shorter in (report, without_groups):
-            declared = msgspec.convert(_as_unicode(shorter), HangReport)
+            declared = msgspec.convert(_as_unicode(shorter), WireHangReport)
             if len(msgspec.json.encode(declared)) <= _MOST_REPORT_BYTES:
                 return declared
     except msgspec.ValidationError as error:
@@ -108,7 +108,7 @@ class _Groups:
         self._left = most_group_members(world_size)
         self._known: dict[object, tuple[int, ...]] = {}
 
-    def group(self, sent: GroupMembers) -> Group:
+    def group(self, sent: WireGroup) -> Group:
         """Return a group; raise :class:`MessageError` for unknown ranks, or too many in all groups together."""
         key = sent.regular or sent.members
         if key not in self._known:
@@ -176,7 +176,7 @@ def others_of(
 
 def _last_sign_of(report: Report, at: float) -> RankTrace:
     job, window = report.job, report.window
-    process = report.process or Process(window.host, "", 0, 0)
+    process = report.process or WireProcess(window.host, "", 0, 0)
     at_ns = round(at * 1e9)
     anchor = ClockAnchor(at_ns, at_ns)
     return RankTrace(
@@ -280,7 +280,7 @@ def _places(traces: Sequence[RankTrace]) -> list[str]:
     ]
 
 
-def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
+def trace_of(report: WireHangReport, job: WatchedJob, groups: _Groups) -> RankTrace:
     """Return one rank without rows, with its last activity; raise :class:`MessageError` for unknown ranks."""
     anchor = ClockAnchor(report.monotonic_ns, round(report.time * 1e9))
     return RankTrace(
@@ -317,7 +317,7 @@ def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
 class HangAggregator:
     """Joins the reports of the ranks of a hung job; ``sentence`` is the newest finding, empty without a hang."""
 
-    def __init__(self, job: Job, ask: AskProcess = process_state, find_stack: FindStack = no_stack) -> None:
+    def __init__(self, job: WatchedJob, ask: AskProcess = process_state, find_stack: FindStack = no_stack) -> None:
         self.sentence = ""
         self._ask = ask
         self._find_stack = find_stack

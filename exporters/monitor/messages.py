@@ -19,7 +19,7 @@ from commtrace.live.monitoring.findings import JobMeans, LiveEvent, LiveStraggle
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
-from commtrace.live.monitoring.wire_types import Count, GroupMembers, Instant, Key, Number, Rank, Text, WorldSize
+from commtrace.live.monitoring.wire_types import Count, Instant, Key, Number, Rank, Text, WireGroup, WorldSize
 from commtrace.trace.hang_report import Activity, InFlight
 
 GREETING: Final = b"commtrace-monitor 2\n"
@@ -44,7 +44,7 @@ class MessageError(CommtraceError):
     """A message is longer than allowed, is not authentic, or does not fit the schema."""
 
 
-class Job(Struct, frozen=True):
+class WatchedJob(Struct, frozen=True):
     """The job of a request; ``seconds`` is the length of a window."""
 
     run_id: Text
@@ -53,7 +53,7 @@ class Job(Struct, frozen=True):
     seconds: Annotated[float, Meta(ge=0.01, le=1e6)]
 
 
-class Process(Struct, frozen=True):
+class WireProcess(Struct, frozen=True):
     host: Text
     boot_id: Text
     pid: Count
@@ -63,15 +63,15 @@ class Process(Struct, frozen=True):
 class Report(Struct, frozen=True, tag="report"):
     """A rank's newest window, and its questions."""
 
-    job: Job
+    job: WatchedJob
     window: WindowReport
     groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS_ASKED)] = ()  # whose least times it asks for
     asks_findings: bool = False
-    process: Process | None = None  # if it falls silent, its state can be read on its own host
+    process: WireProcess | None = None  # if it falls silent, its state can be read on its own host
     asks_job_steps: bool = False
 
 
-class HangReport(Struct, frozen=True):
+class WireHangReport(Struct, frozen=True):
     """A rank's report when training makes no progress; fields as in the rank's own file."""
 
     rank: Rank
@@ -81,23 +81,23 @@ class HangReport(Struct, frozen=True):
     time: Annotated[float, Meta(ge=0, le=1e11)]  # epoch seconds, and monotonic_ns the same instant
     monotonic_ns: Instant
     no_progress_ns: Instant  # without progress
-    groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=MOST_GROUPS)]
+    groups: Annotated[tuple[WireGroup, ...], Meta(max_length=MOST_GROUPS)]
     coordinates: Annotated[dict[Text, Number], Meta(max_length=32)]
     parallel: Annotated[dict[Text, Number], Meta(max_length=32)]
     activity: Activity
     in_flight: Annotated[tuple[InFlight, ...], Meta(max_length=MOST_IN_FLIGHT)]
 
 
-class Hang(Struct, frozen=True, tag="hang"):
+class RankHang(Struct, frozen=True, tag="hang"):
     """Training has stopped on a rank, or goes on; ``report`` is None if it does not fit into a message."""
 
-    job: Job
+    job: WatchedJob
     rank: Rank
     has_stopped: bool
-    report: HangReport | None = None
+    report: WireHangReport | None = None
 
 
-Request: TypeAlias = Report | Hang
+Request: TypeAlias = Report | RankHang
 _Message = TypeVar("_Message")
 
 
@@ -111,7 +111,7 @@ class PeerBaseline(Struct, frozen=True):
     work_class: Number = -1  # of the rank, in a pipeline whose stages nobody told; −1: none
 
 
-class Findings(Struct, frozen=True):
+class MonitorFindings(Struct, frozen=True):
     """See :class:`commtrace.live.monitoring.findings.JobView`."""
 
     stragglers: Annotated[tuple[LiveStraggler, ...], Meta(max_length=MOST_EVENTS)] = ()
@@ -125,7 +125,7 @@ class Reply(Struct, frozen=True):
     refused: Text = ""
     baseline: PeerBaseline = PeerBaseline()
     least: Annotated[tuple[Least, ...], Meta(max_length=MOST_LEAST)] = ()
-    findings: Findings = Findings()
+    findings: MonitorFindings = MonitorFindings()
     job_steps: Annotated[tuple[JobStep, ...], Meta(max_length=MOST_JOINED)] = ()
 
 

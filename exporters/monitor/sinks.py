@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 from commtrace.config import MonitorConfig
 from commtrace.exporters.monitor.hangs import HUNG, RESUMED
-from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
+from commtrace.exporters.monitor.messages import MOST_EVENTS, MonitorFindings
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import BACK, CLEARED, SILENT, JobView, LiveEvent, LiveStraggler, MonitorStatus
 from commtrace.live.rank import LiveRank
@@ -107,7 +107,7 @@ class FindingsSink:
             straggler = _with_fewer_ranks(event.straggler) if event.straggler is not None else None
             self._events.append(replace(event, sentence=event.sentence[:_MOST_SENTENCE], straggler=straggler))
         stragglers = tuple(map(_with_fewer_ranks, status.stragglers[:MOST_EVENTS]))
-        self._store.publish_findings(Findings(stragglers, tuple(self._events), status.means))
+        self._store.publish_findings(MonitorFindings(stragglers, tuple(self._events), status.means))
 
 
 def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:

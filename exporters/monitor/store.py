@@ -10,14 +10,14 @@ from typing import Final
 
 from commtrace.exporters.monitor.messages import (
     MOST_LEAST,
-    Findings,
-    Hang,
-    HangReport,
-    Job,
+    MonitorFindings,
     PeerBaseline,
+    RankHang,
     Reply,
     Report,
     Request,
+    WatchedJob,
+    WireHangReport,
 )
 from commtrace.live.monitoring.job_steps import JobSteps
 from commtrace.live.monitoring.waits import Least, by_group
@@ -36,7 +36,7 @@ class MonitorStore:
     reports after it has fallen silent.
     """
 
-    def __init__(self, job: Job | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, job: WatchedJob | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._job = job
         self._is_open = job is None
         self._monotonic = monotonic
@@ -46,17 +46,17 @@ class MonitorStore:
 
     def _clear(self) -> None:
         self._reports: dict[int, Report] = {}
-        self._hangs: dict[int, HangReport | None] = {}
+        self._hangs: dict[int, WireHangReport | None] = {}
         self._num_hang_messages = 0
         self._stage_work_ns: Mapping[int, float] = {}
         self._classes: Mapping[int, int] = {}
         self._block_steps, self._window = 0, -1
         self._least: dict[int, Sequence[Least]] = {}
-        self._findings = Findings()
+        self._findings = MonitorFindings()
         self._job_steps = JobSteps()
 
     @property
-    def job(self) -> Job | None:
+    def job(self) -> WatchedJob | None:
         """Return the job that reports here; None before one does."""
         return self._job
 
@@ -70,7 +70,7 @@ class MonitorStore:
             if refused:
                 return Reply(refused=refused)
             self._heard_at = self._monotonic()
-            if isinstance(request, Hang):
+            if isinstance(request, RankHang):
                 return self._take_hang(request)
             self._reports[request.window.rank] = request
             self._job_steps.add(request.window.step_times)
@@ -89,7 +89,7 @@ class MonitorStore:
         """Return the number of messages about hangs and their ends."""
         return self._num_hang_messages
 
-    def hangs(self) -> dict[int, HangReport | None]:
+    def hangs(self) -> dict[int, WireHangReport | None]:
         """Return the reports of ranks that hang, by rank; None if a rank's report did not fit."""
         with self._lock:
             return dict(sorted(self._hangs.items()))
@@ -116,17 +116,17 @@ class MonitorStore:
             while len(self._least) > most:
                 del self._least[next(iter(self._least))]
 
-    def publish_findings(self, findings: Findings) -> None:
+    def publish_findings(self, findings: MonitorFindings) -> None:
         with self._lock:
             self._findings = findings
 
-    def _is_followed_by(self, other: Job, job: Job) -> bool:
+    def _is_followed_by(self, other: WatchedJob, job: WatchedJob) -> bool:
         if not self._is_open or other == job:
             return False
         is_next_attempt = other.run_id == job.run_id and other.attempt > job.attempt
         return is_next_attempt or self._monotonic() - self._heard_at > SILENT_WINDOWS * job.seconds
 
-    def _reason_to_refuse(self, request: Request, job: Job) -> str:
+    def _reason_to_refuse(self, request: Request, job: WatchedJob) -> str:
         own = request.job
         if (own.run_id, own.attempt) != (job.run_id, job.attempt):
             return f"it watches attempt {job.attempt + 1} of {job.run_id}; start another one for another job"
@@ -136,12 +136,12 @@ class MonitorStore:
                 f"{own.world_size} ranks and windows of {own.seconds:g} s: set COMMTRACE_MONITOR_SECONDS alike on all "
                 "ranks"
             )
-        rank = request.rank if isinstance(request, Hang) else request.window.rank
+        rank = request.rank if isinstance(request, RankHang) else request.window.rank
         if rank >= job.world_size:
             return f"the job has {job.world_size} ranks; rank {rank} is not one of them"
         return ""
 
-    def _take_hang(self, request: Hang) -> Reply:
+    def _take_hang(self, request: RankHang) -> Reply:
         report = request.report
         if report is not None and report.rank != request.rank:
             return Reply(refused="a hang report of another rank")
@@ -159,10 +159,10 @@ class MonitorStore:
         return Reply(
             baseline=PeerBaseline(self._block_steps, self._window, work_ns, work_class),
             least=tuple(least for group in report.groups for least in self._least.get(group, ()))[:MOST_LEAST],
-            findings=self._findings if report.asks_findings else Findings(),
+            findings=self._findings if report.asks_findings else MonitorFindings(),
             job_steps=self._job_steps.newest if report.asks_job_steps else (),
         )
 
 
-def _num_members(report: HangReport | None) -> int:
+def _num_members(report: WireHangReport | None) -> int:
     return sum(len(group.members) for group in report.groups) if report is not None else 0

@@ -33,7 +33,7 @@ from commtrace.exporters.otlp.queue import (
     SignalCounts,
     SpanFilter,
 )  # fmt: skip
-from commtrace.live.monitoring.job_steps import JobStep, Repetitions
+from commtrace.live.monitoring.job_steps import JobStep, RepetitionCounter
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace import schema
@@ -181,7 +181,7 @@ class OtlpExporter:
         self._seen = _Seen()
         has_monitor = "monitor" in exporter_names(config.export)
         self._held = HeldJobSteps(rank, WINDOWS * config.monitor.seconds if has_monitor else 0.0)
-        self._repetitions = Repetitions()
+        self._repetitions = RepetitionCounter()
         self._newest: StepSummary | None = None
         self._worker: ProcessSender | None = None
         self._sender: SpanSender | None = None

@@ -27,7 +27,7 @@ from opentelemetry.util.types import AttributeValue
 from commtrace.analysis.matching.roles import role_of
 from commtrace.exporters.otlp.queue import ExportedStep, SpanFilter
 from commtrace.live.monitoring.findings import FOUND, LiveEvent
-from commtrace.live.monitoring.job_steps import JobStep, Repetitions
+from commtrace.live.monitoring.job_steps import JobStep, RepetitionCounter
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary, trace_id
 from commtrace.trace import schema
@@ -160,7 +160,7 @@ class SpanMaker:
         self._resource = resource
         self._ids = SpanIds(rank.run_id, rank.metadata.attempt)
         self._scope = InstrumentationScope("commtrace", rank.metadata.versions.get("commtrace", ""))
-        self._repetitions = Repetitions()
+        self._repetitions = RepetitionCounter()
         self._number = 0
 
     def spans(self, job: ExportedStep) -> Iterator[ReadableSpan]:

@@ -27,7 +27,7 @@ from commtrace.exporters.prometheus.step_histogram import StepHistogram
 from commtrace.live.monitoring.findings import LiveStraggler
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import Device, MessageSummary, OperationSummary, StepSummary, trace_id
+from commtrace.live.summary import DeviceMemory, MessageSummary, OperationSummary, StepSummary, trace_id
 from commtrace.trace import schema
 
 MOST_OPERATIONS: Final = 27
@@ -96,7 +96,7 @@ class StepCounters:
     counts: dict[str, float] = field(default_factory=dict)
     last: StepSummary | None = None
     mfu: float | None = None  # of the latest step with one
-    device: Device | None = None  # as of the last step; None without an accelerator
+    device: DeviceMemory | None = None  # as of the last step; None without an accelerator
 
     def add(self, summary: StepSummary) -> None:
         with self.lock:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.benchmarks.expectations import ExpectedShare, Rate, decisive, expected_busbw, shares
 
 MIB = 1 << 20
@@ -20,7 +20,7 @@ def measured(
 ) -> Measurement:
     nodes = tuple(dict.fromkeys(TWO_NODES[rank] for rank in ranks))
     time = num_bytes / gbps
-    return Measurement(operation, ranks, nodes, num_bytes, "bfloat16", 20, Spread(time, time, time), group)
+    return Measurement(operation, ranks, nodes, num_bytes, "bfloat16", 20, MeasuredSpread(time, time, time), group)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_busbw_that_a_rate_of_each_rank_allows(operation: str, ranks: list[i
 
 def test_the_best_of_the_three_largest_sizes_counts() -> None:
     sizes = [measured(gbps, 2**power * MIB) for power, gbps in enumerate([390.0, 300.0, 320.0, 310.0])]
-    (found,) = shares(Baseline({}, tuple(sizes)), {"": NIC}, TWO_NODES)
+    (found,) = shares(NetworkBaseline({}, tuple(sizes)), {"": NIC}, TWO_NODES)
 
     assert found == ExpectedShare(sizes[2], NIC, 400.0)
     assert (found.ratio, found.is_enough) == (0.8, True)
@@ -53,8 +53,8 @@ def test_the_best_of_the_three_largest_sizes_counts() -> None:
 def test_a_group_has_the_rate_of_its_name_and_else_that_of_all() -> None:
     rows = (measured(360.0, group="node", ranks=tuple(range(8))), measured(100.0))
 
-    both = shares(Baseline({}, rows), {"": NIC, "node": NVLINK}, TWO_NODES)
-    one = shares(Baseline({}, rows), {"node": NVLINK}, TWO_NODES)
+    both = shares(NetworkBaseline({}, rows), {"": NIC, "node": NVLINK}, TWO_NODES)
+    one = shares(NetworkBaseline({}, rows), {"node": NVLINK}, TWO_NODES)
 
     assert [(share.best.group, share.expected_gbps) for share in both] == [("node", 450.0), ("world", 400.0)]
     assert [share.best.group for share in one] == ["node"]
@@ -64,8 +64,8 @@ def test_a_group_has_the_rate_of_its_name_and_else_that_of_all() -> None:
 
 def test_a_size_that_does_not_fill_all_links_decides_only_alone() -> None:
     rows = (measured(40.0, operation="send", ranks=(0, 15)), measured(20.0, operation="send", ranks=(1, 9)))
-    alone = shares(Baseline({}, rows), {"": NIC}, TWO_NODES)
-    beside = shares(Baseline({}, (*rows, measured(320.0))), {"": NIC}, TWO_NODES)
+    alone = shares(NetworkBaseline({}, rows), {"": NIC}, TWO_NODES)
+    beside = shares(NetworkBaseline({}, (*rows, measured(320.0))), {"": NIC}, TWO_NODES)
 
     assert decisive(alone) == alone[1]
     assert decisive(beside) == beside[2]

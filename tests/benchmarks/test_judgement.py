@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.analysis.communication.links import find_slow_links
 from commtrace.benchmarks.facts import RankFacts
 from commtrace.benchmarks.judgement import (
@@ -202,7 +202,7 @@ def test_a_gpu_that_is_slower_by_a_tenth(rate: float, count: int) -> None:
 
 
 def measured(ranks: tuple[int, ...], nodes: tuple[str, ...], milliseconds: float) -> Measurement:
-    time = Spread(*[milliseconds * 1e6] * 3)
+    time = MeasuredSpread(*[milliseconds * 1e6] * 3)
     return Measurement("all_reduce", ranks, nodes, 256 << 20, "bfloat16", 10, time)
 
 
@@ -215,7 +215,7 @@ def test_a_node_whose_pairs_are_all_slow_is_named_alone() -> None:
         measured((4, 5, 6, 7), ("node2", "node3"), 10),
         measured((2, 3, 6, 7), ("node1", "node3"), 30),
     ]
-    found = list(judge_links(find_slow_links(Baseline({}, tuple(pairs)).links())))
+    found = list(judge_links(find_slow_links(NetworkBaseline({}, tuple(pairs)).links())))
 
     assert [one.nodes for one in found] == [("node1",)] * 3
     assert found[0].text.startswith("node0 and node1 reach 13.4 GB/s, other nodes 40.3 GB/s")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from commtrace.cli.found_layouts import search_json
-from commtrace.search.layouts import Found, search_layouts
+from commtrace.search.layouts import FoundLayouts, search_layouts
 from tests.json_reading import read_back
 from tests.search.exact_costs import GIB, exact
 
 PREDICTOR = exact(scatter=0.3)
 
 
-def sentences(found: Found) -> str:
+def sentences(found: FoundLayouts) -> str:
     printed = read_back(search_json(PREDICTOR, found, sequences=8, memory=80, notes=()))
     return " ".join([str(printed["verdict"]), *printed["notes"]])
 

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from msgspec import structs
 from typer.testing import CliRunner
 
-from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
+from commtrace.analysis.communication.links import NodeLink, NodeTraffic, SlowTraffic
 from commtrace.analysis.hangs.examination import examine
 from commtrace.cli.commands.trigger import TriggerReport
 from commtrace.cli.main import app
@@ -107,8 +107,8 @@ def test_the_words_for_where_and_why_are_those_of_verdicts(runs: dict[str, str])
 
 def test_slow_links_and_clocks_that_were_stepped_have_their_place_in_the_schema(runs: dict[str, str]) -> None:
     answer = _answer_of("bandwidth", runs["nodes"])
-    link = Link(Traffic("send", 2, 22), "node0", "node1", 3, 0.02)
-    answer["slow_links"] = SlowLinks((link, link), 1.1, within_nodes=False).to_json()
+    link = NodeLink(NodeTraffic("send", 2, 22), "node0", "node1", 3, 0.02)
+    answer["slow_links"] = SlowTraffic((link, link), 1.1, within_nodes=False).to_json()
     answer["alignment"]["hosts"][1]["steps"] = [{"at_ns": 5, "offset_ns": -40, "drift_ppm": 0.1}]
 
     assert answer["alignment"]["observations"] > 0

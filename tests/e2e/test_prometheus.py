@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.live.summary import trace_id
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
@@ -98,8 +98,8 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
     for directory in (targets, rules):
         directory.mkdir()
     write(rules, TIMING, interval="1s")
-    replicas = Measurement("all_reduce", (0, 1), ("here",), 400_000, "float32", 20, Spread(1e6, 1e6, 1e6))
-    Baseline({"backend": "gloo"}, (replicas,)).save(tmp_path / "baseline.json")
+    replicas = Measurement("all_reduce", (0, 1), ("here",), 400_000, "float32", 20, MeasuredSpread(1e6, 1e6, 1e6))
+    NetworkBaseline({"backend": "gloo"}, (replicas,)).save(tmp_path / "baseline.json")
     environment = {
         "COMMTRACE_BASELINE_FILE": str(tmp_path / "baseline.json"),
         "COMMTRACE_DIR": str(tmp_path / "run"),

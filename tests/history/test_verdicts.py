@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.analysis.stragglers.verdict import Member, Verdict
+from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.errors import TraceFormatError
 from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis, verdict_of_monitor
 from commtrace.live.monitoring.findings import LiveStraggler, MonitorStatus, found
@@ -32,7 +32,7 @@ def test_the_costliest_is_kept_first() -> None:
 
 
 def test_every_host_of_a_link_is_named() -> None:
-    members = (Member(1, "beta", 1.0), Member(4, "gamma", 1.0))
+    members = (NamedRank(1, "beta", 1.0), NamedRank(4, "gamma", 1.0))
 
     assert kept(straggler(1.0, "communication", place="link", members=members)).hosts == ("beta", "gamma")
 
@@ -74,7 +74,7 @@ def test_the_monitor_named_what_its_events_and_its_status_say(tmp_path: Path) ->
 def test_the_files_of_a_real_monitor_are_read(tmp_path: Path) -> None:
     slow = LiveStraggler(
         3, "beta", "rank 3 on beta", "ranks", "compute", 1e9, 7.5, 1.0, "evidence", "next", ranks=(3,),
-        members=(Member(3, "beta", 7.5),),
+        members=(NamedRank(3, "beta", 7.5),),
     )  # fmt: skip
     status = MonitorStatus(2e9, 4, 4, (), 10.0, 41, False, None, (), (slow,))
     write_monitor(tmp_path, found(slow, 1e9, "GPU").to_json())

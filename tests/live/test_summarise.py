@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 import commtrace.live.collector as collector_module
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import GroupSummary, MessageSummary, OperationSummary, StepSummary, trace_id
@@ -169,8 +169,10 @@ def test_communication_is_a_share_of_the_baseline_where_its_kind_and_size_were_m
     ranks_per_node: int | None, ratio: float | None, listener: Listener
 ) -> None:
     # Measured were 4 ranks on two nodes.
-    measured = Measurement("all_reduce", (0, 1, 2, 3), ("a", "b"), 4_000, "float32", 20, Spread(60.0, 50.0, 70.0))
-    rank = LiveRank(metadata(), Path("run"), baseline=Baseline({}, (measured,)))
+    measured = Measurement(
+        "all_reduce", (0, 1, 2, 3), ("a", "b"), 4_000, "float32", 20, MeasuredSpread(60.0, 50.0, 70.0)
+    )
+    rank = LiveRank(metadata(), Path("run"), baseline=NetworkBaseline({}, (measured,)))
     collector = StepCollector(rank, [listener], thread_ns=lambda: 0)
     collector.write([group_mark(DP), group_mark(PP)])
     if ranks_per_node is not None:
@@ -198,8 +200,8 @@ def test_communication_is_a_share_of_the_baseline_where_its_kind_and_size_were_m
 def test_messages_between_stages_have_no_share_as_their_time_in_flight_holds_the_bubble(
     role: str, ratio: float | None, listener: Listener
 ) -> None:
-    measured = Measurement("send", (0, 1), ("a",), 10, "float32", 20, Spread(20.0, 20.0, 20.0))
-    rank = LiveRank(metadata(), Path("run"), baseline=Baseline({}, (measured,)))
+    measured = Measurement("send", (0, 1), ("a",), 10, "float32", 20, MeasuredSpread(20.0, 20.0, 20.0))
+    rank = LiveRank(metadata(), Path("run"), baseline=NetworkBaseline({}, (measured,)))
     collector = StepCollector(rank, [listener], thread_ns=lambda: 0)
     collector.write([group_mark(structs.replace(PP, role=role)), mark("topology", {"ranks_per_node": 2})])
     sent = receive(2, 1)._replace(name="send")

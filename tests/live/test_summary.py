@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.live.summary import Device, mfu, training_device
+from commtrace.live.summary import DeviceMemory, mfu, training_device
 
 
 def torch_with(peaks: list[int | None], *, in_use: bool = True) -> Any:
@@ -36,14 +36,14 @@ def torch_with(peaks: list[int | None], *, in_use: bool = True) -> Any:
 @pytest.mark.parametrize(
     ("torch", "expected"),
     [
-        (torch_with([0, None, 700, 20]), Device("GPU 2", 700, 699, 701, 702)),
+        (torch_with([0, None, 700, 20]), DeviceMemory("GPU 2", 700, 699, 701, 702)),
         (torch_with([0, 0]), None),
         (torch_with([700], in_use=False), None),
         (None, None),
     ],
 )
 def test_the_device_is_the_one_that_is_used(
-    torch: Any, expected: Device | None, monkeypatch: pytest.MonkeyPatch
+    torch: Any, expected: DeviceMemory | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.planning.baseline_times import baseline_times
 from commtrace.planning.communication import Traffic
 from commtrace.planning.layout import Layout
@@ -22,7 +22,7 @@ NODES = ("a", "b")
 
 def measured(ranks: tuple[int, ...], num_bytes: int, time_ns: float, operation: str = "all_reduce") -> Measurement:
     nodes = tuple(dict.fromkeys(NODES[rank // 4] for rank in ranks))
-    return Measurement(operation, ranks, nodes, num_bytes, "float32", 20, Spread(time_ns, time_ns, time_ns))
+    return Measurement(operation, ranks, nodes, num_bytes, "float32", 20, MeasuredSpread(time_ns, time_ns, time_ns))
 
 
 def plan_of(*traffic: Traffic, **layout: Any) -> Plan:
@@ -36,7 +36,7 @@ def sent(role: str, operation: str, count: int, num_bytes: int, group_size: int)
 
 def test_each_call_takes_as_long_as_at_its_size() -> None:
     ranks = (0, 1, 2, 3)
-    baseline = Baseline({}, (measured(ranks, MIB, 1_000), measured(ranks, 4 * MIB, 16_000)))
+    baseline = NetworkBaseline({}, (measured(ranks, MIB, 1_000), measured(ranks, 4 * MIB, 16_000)))
     plan = plan_of(sent("tp", "all_reduce", 3, 2 * MIB, 4), sent("tp", "all_reduce", 1, 4, 4), tp=4)
 
     found = baseline_times(plan, baseline)
@@ -53,7 +53,7 @@ def test_each_call_takes_as_long_as_at_its_size() -> None:
 
 def test_groups_on_several_nodes_are_compared_with_such() -> None:
     within, between = (0, 1, 2, 3), (0, 1, 4, 5)
-    baseline = Baseline({}, (measured(within, MIB, 1_000), measured(between, MIB, 9_000)))
+    baseline = NetworkBaseline({}, (measured(within, MIB, 1_000), measured(between, MIB, 9_000)))
     plan = plan_of(sent("tp", "all_reduce", 1, MIB, 4), sent("dp-cp", "all_reduce", 1, MIB, 4), tp=4, dp=4)
 
     assert baseline_times(plan, baseline).seconds == pytest.approx({(0, "tp"): 1e-6, (0, "dp-cp"): 9e-6})
@@ -61,7 +61,7 @@ def test_groups_on_several_nodes_are_compared_with_such() -> None:
 
 def test_activations_go_on_gradients_go_back_and_a_receive_takes_no_time_of_its_own() -> None:
     pairs = (measured((0, 3), MIB, 2_000, "send"), measured((0, 4), MIB, 7_000, "send"))
-    baseline = Baseline({}, (*pairs, measured((0, 1, 2, 3), MIB, 1_000)))
+    baseline = NetworkBaseline({}, (*pairs, measured((0, 1, 2, 3), MIB, 1_000)))
     # Stages of two ranks: 0 and 1, 2 and 3, 4 and 5, 6 and 7. The second and the third are on two nodes.
     plan = make_plan(MODEL, Layout(pp=4, dp=2, microbatches=4))
     one_size = tuple(
@@ -78,7 +78,7 @@ def test_activations_go_on_gradients_go_back_and_a_receive_takes_no_time_of_its_
 
 
 def test_chunks_send_around_the_end_of_the_pipeline() -> None:
-    baseline = Baseline({}, (measured((0, 3), MIB, 2_000, "send"), measured((0, 4), MIB, 7_000, "send")))
+    baseline = NetworkBaseline({}, (measured((0, 3), MIB, 2_000, "send"), measured((0, 4), MIB, 7_000, "send")))
     plan = make_plan(MODEL, Layout(pp=2, dp=4, chunks=2, microbatches=2))
     own = tuple(replace(row, bytes_per_call=MIB) for row in plan.stages[1].traffic if row.role == "pp")
     plan = replace(plan, stages=(replace(plan.stages[1], traffic=own),))
@@ -88,7 +88,7 @@ def test_chunks_send_around_the_end_of_the_pipeline() -> None:
 
 
 def test_a_role_of_which_something_is_not_measured_has_no_time() -> None:
-    baseline = Baseline({}, (measured((0, 1, 2, 3), MIB, 1_000),))
+    baseline = NetworkBaseline({}, (measured((0, 1, 2, 3), MIB, 1_000),))
     plan = plan_of(
         sent("tp", "all_reduce", 1, MIB, 4),
         sent("tp", "all_gather", 1, KIB, 4),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.search.costs import PartTimes, RunCosts
-from commtrace.search.links import Bandwidth, Links, Place
+from commtrace.search.links import Bandwidth, Links, RoleReach
 from commtrace.search.pipeline_time import ChunkTimes
 from commtrace.search.prediction import Predictor
 
@@ -19,7 +19,7 @@ COSTS = RunCosts(
     layout=LAYOUT,
     gpus_per_node=4,
     parts=PartTimes(ChunkTimes(1_000_000, 2_000_000), ChunkTimes(50_000, 100_000), ChunkTimes(900_000, 1_500_000)),
-    links=Links({Place("tp", False): WITHIN, Place("pp", True): BETWEEN}, {}),
+    links=Links({RoleReach("tp", False): WITHIN, RoleReach("pp", True): BETWEEN}, {}),
     optimizer_ns=500_000,
     step_ns=60_000_000,
     modelled_ns=60_000_000,
@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 def exact(scatter: float) -> Predictor:
     """Return a predictor of steps that scatter. The run has the bandwidth of all roles that it needs."""
-    links = Links({**COSTS.links.bandwidths, Place("embedding", True): BETWEEN}, {})
+    links = Links({**COSTS.links.bandwidths, RoleReach("embedding", True): BETWEEN}, {})
     step_ns = Predictor.like(replace(COSTS, links=links)).reproduced.step_ns
     deviation_ns = scatter * step_ns  # two standard errors of four steps
     return Predictor.like(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.cli.found_layouts import search_json
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import GRADIENT_NORM, Traffic, stage_traffic
@@ -17,9 +17,9 @@ from commtrace.planning.model import Model
 from commtrace.planning.times import measure_communication
 from commtrace.search.candidates import candidates, fitting_model
 from commtrace.search.layouts import search_layouts
-from commtrace.search.links import Bandwidth, Links, Place, given_bandwidths, measured_links
+from commtrace.search.links import Bandwidth, Links, RoleReach, given_bandwidths, measured_links
 from commtrace.search.megatron import megatron_arguments
-from commtrace.search.prediction import Prediction, Predictor
+from commtrace.search.prediction import PredictedLayout, Predictor
 from commtrace.search.reliability import can_be_ranked, kinds_of_change
 from tests.factory import collective, group, make_run, span
 from tests.json_reading import read_back
@@ -40,7 +40,7 @@ def test_the_search_finds_what_trying_everything_finds(memory_gib: float, top: i
     assert sorted(one.time.step_ns for one in found.candidates) == others[:top]
 
 
-def is_ranked(prediction: Prediction) -> bool:
+def is_ranked(prediction: PredictedLayout) -> bool:
     return can_be_ranked(kinds_of_change(prediction.assumptions, prediction.layout, LAYOUT))
 
 
@@ -93,9 +93,9 @@ def test_with_another_number_of_gpus_there_are_only_candidates() -> None:
 def test_a_borrowed_bandwidth_may_be_the_slowest_or_the_fastest_of_its_reach() -> None:
     layout = replace(LAYOUT, pp=2, dp=4)
     other = Bandwidth(50.0, 1e7)
-    links = Links({Place("tp", False): WITHIN, Place("pp", False): WITHIN, Place("pp", True): BETWEEN}, {})
+    links = Links({RoleReach("tp", False): WITHIN, RoleReach("pp", False): WITHIN, RoleReach("pp", True): BETWEEN}, {})
     spread = {part.cause: part.ns for part in Predictor(COSTS, 4, links).predict(layout).uncertainty}
-    links = Links({**links.bandwidths, Place("cp", True): other}, {})
+    links = Links({**links.bandwidths, RoleReach("cp", True): other}, {})
     wider = {part.cause: part.ns for part in Predictor(COSTS, 4, links).predict(layout).uncertainty}
 
     assert "bandwidth of dp-cp" not in spread  # there is one bandwidth between nodes
@@ -118,7 +118,7 @@ def test_stages_may_have_uneven_numbers_of_layers() -> None:
 
 
 def test_a_reach_without_a_measured_bandwidth_is_not_predicted() -> None:
-    within = Links({Place("tp", False): WITHIN}, {})
+    within = Links({RoleReach("tp", False): WITHIN}, {})
     predictor = Predictor(replace(COSTS, gpus_per_node=8, links=within), gpus_per_node=4, links=within)
     found = search_layouts(predictor, 8, 80 * GIB, 8, 5)
 
@@ -129,13 +129,13 @@ def test_a_reach_without_a_measured_bandwidth_is_not_predicted() -> None:
 
 @pytest.mark.parametrize("is_bound", [True, False])
 def test_that_bandwidths_are_lower_bounds_is_said_with_the_layouts(is_bound: bool) -> None:
-    links = Links({Place("tp", False): Bandwidth(100.0, 1e8, is_bound), Place("pp", True): BETWEEN}, {})
+    links = Links({RoleReach("tp", False): Bandwidth(100.0, 1e8, is_bound), RoleReach("pp", True): BETWEEN}, {})
     predictor = Predictor(replace(COSTS, links=links), 4, links)
     notes = read_back(search_json(predictor, search_layouts(predictor, 8, 80 * GIB, 8, 5), 8, 80, ()))["notes"]
     told = [note for note in notes if note.startswith("Bandwidths that are lower bounds: tp. ")]
 
     assert len(told) == is_bound
-    assert links.with_given({Place("tp", False): 90.0}).bounds == ()
+    assert links.with_given({RoleReach("tp", False): 90.0}).bounds == ()
 
 
 def test_the_links_of_a_run_are_lower_bounds_where_few_bytes_have_exact_times() -> None:
@@ -156,10 +156,10 @@ def test_a_bandwidth_is_given_as_for_other_commands_or_as_gigabytes_per_second()
     given = dict(given_bandwidths(["tp=250", "dp-cp=250GB/s", "pp=between:200Gbit/s", "cp=between:25"]))
 
     assert given == {
-        Place("tp", False): 250.0,
-        Place("dp-cp", False): 250.0,
-        Place("pp", True): 25.0,
-        Place("cp", True): 25.0,
+        RoleReach("tp", False): 250.0,
+        RoleReach("dp-cp", False): 250.0,
+        RoleReach("pp", True): 25.0,
+        RoleReach("cp", True): 25.0,
     }
 
 
@@ -252,12 +252,12 @@ def test_each_rank_updates_fewer_experts_with_a_distributed_optimizer() -> None:
 
 
 def measured(operation: str, num_bytes: int, duration_ns: float) -> Measurement:
-    return Measurement(operation, (0, 1), ("a",), num_bytes, "float32", 1, Spread(*[duration_ns] * 3))
+    return Measurement(operation, (0, 1), ("a",), num_bytes, "float32", 1, MeasuredSpread(*[duration_ns] * 3))
 
 
 def test_a_role_that_the_run_lacks_is_timed_by_the_baseline() -> None:
-    baseline = Baseline({}, (measured("all_reduce", 1 << 10, 5_000.0), measured("all_reduce", 1 << 30, 8e6)))
-    links = Links({Place("tp", False): WITHIN}, {}).with_given({}, baseline)
+    baseline = NetworkBaseline({}, (measured("all_reduce", 1 << 10, 5_000.0), measured("all_reduce", 1 << 30, 8e6)))
+    links = Links({RoleReach("tp", False): WITHIN}, {}).with_given({}, baseline)
     gradients = Traffic("dp-cp", "all_reduce", "gradients", "step", 3, 1 << 30, 2)
 
     assert links.ns(gradients, between_nodes=False) == pytest.approx(3 * 8e6)
@@ -268,7 +268,7 @@ def test_a_role_that_the_run_lacks_is_timed_by_the_baseline() -> None:
 
 
 def test_the_source_of_a_bandwidth_is_named() -> None:
-    baseline = Baseline({}, (measured("all_reduce", 1 << 10, 5_000.0), measured("all_reduce", 1 << 30, 8e6)))
+    baseline = NetworkBaseline({}, (measured("all_reduce", 1 << 10, 5_000.0), measured("all_reduce", 1 << 30, 8e6)))
     links = COSTS.links.with_given({}, baseline)
     layout = replace(LAYOUT, pp=2, dp=2)
 
@@ -286,7 +286,7 @@ def test_every_role_whose_bandwidth_is_borrowed_is_named(tied: bool, ep: int, ex
     layout = replace(LAYOUT, pp=2, dp=4, cp=2, ep=ep, expert_tp=expert_tp, sequence_parallel=True)
     rows = [row for stage in (0, 1) for row in stage_traffic(model, layout, stage)]
     sends = {row.role for row in rows if row.group_size > 1 and row.what != GRADIENT_NORM}
-    assumed = Predictor(replace(COSTS, model=model), 64, Links({Place("mp", False): WITHIN}, {})).assumed(layout)
+    assumed = Predictor(replace(COSTS, model=model), 64, Links({RoleReach("mp", False): WITHIN}, {})).assumed(layout)
 
     assert {one for one in assumed if one.startswith("bandwidth")} == {f"bandwidth of {role}" for role in sends}
 
@@ -296,7 +296,7 @@ def test_roles_of_an_exchange_that_is_not_planned_are_not_named() -> None:
     model = replace(MODEL, experts=8, tied_embeddings=False)
     layout = replace(LAYOUT, pp=2, dp=2, cp=2, ep=2, expert_tp=2, sequence_parallel=True)
     unplanned = replace(layout, cp_communication="other", expert_dispatcher="other")
-    predictor = Predictor(replace(COSTS, model=model, layout=layout), 64, Links({Place("mp", False): WITHIN}, {}))
+    predictor = Predictor(replace(COSTS, model=model, layout=layout), 64, Links({RoleReach("mp", False): WITHIN}, {}))
     usual, other = (
         {one.removeprefix("bandwidth of ") for one in predictor.assumed(each)} for each in (layout, unplanned)
     )

@@ -11,7 +11,7 @@ import pytest
 from commtrace.trace.hang_report import Activity, InFlight, OpenPhase
 from commtrace.trace.json_values import to_json
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
-from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, Member, PeakMemory
+from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, GroupMember, PeakMemory
 from commtrace.trace.run import DiscardedSegments, FailedCommunication, TriggeredDetail
 from commtrace.trace.topology import Topology
 from tests.fuzz.mutators import DEEP_JSON
@@ -25,7 +25,7 @@ def test_a_group_over_worlds_comes_back_with_its_members() -> None:
     detail = {**GROUP, "ranks": [], "world": "c", "key": "d", "members": [None, MEMBER]}
     group = read_mark("process_group", json.dumps(detail), most_ranks=2)
 
-    assert group.members == (None, Member("a", "rollout", 5, "b", 7))
+    assert group.members == (None, GroupMember("a", "rollout", 5, "b", 7))
     assert (group.size, group.world, group.key, group.is_over_worlds) == (2, "c", "d", True)
     assert group.to_json() == detail
 

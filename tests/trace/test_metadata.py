@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from commtrace.trace.bounds import OUTSIDE
-from commtrace.trace.metadata import Group, Member, RankMetadata, group_id, measures_durations
+from commtrace.trace.metadata import Group, GroupMember, RankMetadata, group_id, measures_durations
 from tests.trace.rows import metadata
 
 
@@ -50,7 +50,7 @@ def test_size_is_the_number_of_members() -> None:
 
 
 def test_a_group_at_a_store_of_its_own_whose_members_are_all_of_this_world_is_one_of_this_world() -> None:
-    members = [Member("a" * 16, "run", rank, "host", rank) for rank in (3, 1)]
+    members = [GroupMember("a" * 16, "run", rank, "host", rank) for rank in (3, 1)]
     group = Group(7, (), 0, "unknown", members=tuple(members))
 
     assert (group.of_world("a" * 16).id, group.of_world("a" * 16).ranks) == (7, (1, 3))

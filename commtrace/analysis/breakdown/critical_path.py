@@ -156,7 +156,7 @@ def critical_paths(
 ) -> list[StepPath]:
     """Return the critical path of each step of an aligned run; ``residual_ns`` is the error between hosts' clocks."""
     begins, ends = _job_steps(run, steps)
-    lanes = _Lanes(run, matches, roles, residual_ns)
+    lanes = _PathLanes(run, matches, roles, residual_ns)
     return [
         StepPath(step, tuple(_merged(reversed([*lanes.walk(begins[step], *ends[step])]))))
         for step in steps
@@ -216,7 +216,7 @@ class _Interval(NamedTuple):
     stall: _Stall | None = None  # None where the lane did not stall
 
 
-class _Lanes:
+class _PathLanes:
     def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: int) -> None:
         self._run = run
         self._matches = matches

@@ -77,14 +77,14 @@ def begun_at(cuts: Int64, begins: Int64) -> Int64:
     return np.repeat(np.arange(len(begins) + 1), np.diff(at, prepend=0, append=len(cuts)))
 
 
-class Segments(NamedTuple):
+class IntervalSegments(NamedTuple):
     """Segments [edges[i], edges[i + 1]), each with the position of the interval that wins it; −1 for none."""
 
     edges: Int64
     winner: Int64
 
 
-def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
+def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> IntervalSegments:
     """Assign every instant to the interval of the highest rank that holds it.
 
     Ranks are distinct numbers from 0 to n − 1; ``cuts`` are further instants at which segments must end.
@@ -94,7 +94,7 @@ def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
     interval_of_rank = np.empty(len(rank) + 1, np.int64)
     interval_of_rank[rank] = np.arange(len(rank))
     interval_of_rank[_NOBODY] = _NOBODY
-    return Segments(edges, interval_of_rank[best])
+    return IntervalSegments(edges, interval_of_rank[best])
 
 
 def distinct(times: Int64) -> Int64:

@@ -168,7 +168,7 @@ def _partition_block(
 class _Lanes:
     """The lanes of a block, joined end to end on one axis and cut into segments of one state each."""
 
-    steps: _Steps
+    steps: _StepRows
     axis: Int64  # shift of each row's times
     states: tuple[State, ...]
     edges: Int64  # segment i is from edges[i] to edges[i + 1]
@@ -260,20 +260,20 @@ def _sums(cell: Int64, ns: Int64, count: int) -> Int64:
     return np.rint(np.bincount(cell, ns, count)).astype(np.int64)
 
 
-class _Steps(NamedTuple):
+class _StepRows(NamedTuple):
     row: Int64
     start: Int64
     end: Int64
 
 
-def _steps(block: Block, wanted: Sequence[int] | None) -> _Steps:
+def _steps(block: Block, wanted: Sequence[int] | None) -> _StepRows:
     spans = block.spans
     rows = np.flatnonzero(spans.kind == schema.STEP)
     if wanted is not None:
         rows = rows[np.isin(spans.step[rows], wanted)]
     rank = block.rank()[rows]
     rows = rows[np.lexsort((spans.step[rows], spans.end[rows], spans.start[rows], rank))]
-    return _Steps(rows, spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
+    return _StepRows(rows, spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
 
 
 def _in_flight(spans: Spans, axis: Int64) -> IntervalUnion:

@@ -76,7 +76,7 @@ def _divide_together(claims: Sequence[Sequence[PartIntervals]], begin: int, end:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class WallTimeParts:
     """The parts of a wall time, ns."""
 
     unknown_ns: int = 0  # covered by no record
@@ -104,8 +104,8 @@ class Parts:
 class RunBudget:
     """The wall time of a run, from the begin of its first process to the last record of its last one."""
 
-    job: Parts  # mean of the ranks; its parts add up to the wall time
-    ranks: Mapping[int, Parts]  # the parts of each add up to the same wall time
+    job: WallTimeParts  # mean of the ranks; its parts add up to the wall time
+    ranks: Mapping[int, WallTimeParts]  # the parts of each add up to the same wall time
     attempts: int  # launches with files
     repeated_steps: int | None  # None if several attempts lack step numbers of the program's own
 
@@ -133,7 +133,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
     is_numbered = all(own.is_numbered for attempt in attempts for own in attempt.values())
     numbers = sorted(set[int]().union(*attempts))
     divided = divide_ranks([_claims(rank, attempts, kept_below, begin) for rank in numbers], begin, end)
-    ranks = {rank: Parts(*parts) for rank, parts in zip(numbers, divided.tolist(), strict=True)}
+    ranks = {rank: WallTimeParts(*parts) for rank, parts in zip(numbers, divided.tolist(), strict=True)}
     repeated = {
         (number, step)
         for number, attempt in enumerate(attempts)
@@ -141,7 +141,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
         for step in own.steps[own.is_repeated(kept_below[number])].tolist()
     }
     return RunBudget(
-        job=Parts(*apportion(divided.sum(axis=0), len(ranks))),
+        job=WallTimeParts(*apportion(divided.sum(axis=0), len(ranks))),
         ranks=ranks,
         attempts=len(attempts),
         repeated_steps=len(repeated) if is_numbered or len(attempts) == 1 else None,

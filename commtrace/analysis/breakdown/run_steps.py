@@ -46,20 +46,20 @@ class Event(NamedTuple):
     end_ns: int
 
 
-class Launch(NamedTuple):
+class LaunchTimes(NamedTuple):
     """One launch of a job: the times of its steps, and what happened between or in them."""
 
     steps: LaunchSteps
     events: tuple[Event, ...]
 
     @classmethod
-    def of(cls, run: Run) -> Launch:
+    def of(cls, run: Run) -> LaunchTimes:
         kinds = (schema.EVALUATION, schema.CHECKPOINT)
         return cls(LaunchSteps.of(run), tuple(chain.from_iterable(_events(run, kind) for kind in kinds)))
 
-    def only(self, steps: Collection[int]) -> Launch:
+    def only(self, steps: Collection[int]) -> LaunchTimes:
         """Return the launch with these steps alone, and without what happened between them."""
-        return Launch(self.steps.only(steps), ())
+        return LaunchTimes(self.steps.only(steps), ())
 
 
 def _events(run: Run, kind: int) -> list[Event]:
@@ -108,7 +108,7 @@ class RunSteps:
         return np.asarray(usual & (self.duration_ns > median + excess))
 
 
-def run_steps(launches: Sequence[Launch], choice: StepChoice, durations: Mapping[int, int]) -> RunSteps:
+def run_steps(launches: Sequence[LaunchTimes], choice: StepChoice, durations: Mapping[int, int]) -> RunSteps:
     """Return all steps of the launches of a job, oldest first; ``choice`` is of the newest one.
 
     ``durations`` are of the steps that count, ns on a common clock; those of others are by the clocks of the hosts.

@@ -40,7 +40,7 @@ NOT_ALIGNED: Final = "not aligned"
 
 
 @dataclass(frozen=True, slots=True)
-class HostClock:
+class AlignedClock:
     """One host's clock relative to the reference clock."""
 
     host: str
@@ -51,7 +51,7 @@ class HostClock:
     later: PiecewiseClock = NEVER_STEPPED  # parts from its own readings begins[i] on
 
     @classmethod
-    def of(cls, key: ClockKey, clock: PiecewiseClock) -> HostClock:
+    def of(cls, key: ClockKey, clock: PiecewiseClock) -> AlignedClock:
         first = clock.parts[0]
         later = PiecewiseClock(clock.parts[1:], clock.starts)
         return cls(key[0], first.offset_ns, first.drift * 1e6, first.origin_ns, key, later)
@@ -85,7 +85,7 @@ class Alignment:
     method: str
     observations: int = 0  # pairs of ends of one collective on two hosts that the fit used
     residual_ns: Mapping[str, int] = field(default_factory=lambda: {"p50": 0, "p99": 0, "max": 0})
-    hosts: tuple[HostClock, ...] = ()  # every clock; the first one is the reference
+    hosts: tuple[AlignedClock, ...] = ()  # every clock; the first one is the reference
     refused: str | None = None  # why the clocks could not be aligned, or None
 
     @property
@@ -106,7 +106,7 @@ class Alignment:
 def align(run: Run) -> Alignment:
     """Find the differences between the hosts' clocks; the reference is the host on which the run began first."""
     keys = _clocks_earliest_first(run)
-    unaligned = tuple(HostClock(key[0], 0, 0.0, key=key) for key in keys)
+    unaligned = tuple(AlignedClock(key[0], 0, 0.0, key=key) for key in keys)
     if len(keys) == 1:
         return Alignment(SHARED_CLOCK, hosts=unaligned)
     observations = observe(run, keys)
@@ -119,7 +119,7 @@ def align(run: Run) -> Alignment:
         COLLECTIVE_ENDS,
         len(observations),
         {"p50": residual.p50, "p99": residual.p99, "max": residual.max},
-        tuple(HostClock.of(key, clock) for key, clock in zip(keys, clocks, strict=True)),
+        tuple(AlignedClock.of(key, clock) for key, clock in zip(keys, clocks, strict=True)),
     )
 
 
@@ -151,7 +151,7 @@ def apply(run: Run, alignment: Alignment) -> Run:
     return replace(run, ranks=ranks).with_blocks([*moved] if alignment.keeps_order else [*map(_in_order, moved)])
 
 
-def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
+def _with_readings(trace: RankTrace, clock: AlignedClock | None) -> RankTrace:
     if clock is None:
         return trace
     anchors = trace.anchors or (trace.metadata.anchor,)
@@ -164,7 +164,7 @@ def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
     return replace(trace, anchors=moved, device_states=states)
 
 
-def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:
+def _moved(block: Block, clocks: Mapping[int, AlignedClock | None]) -> Block:
     start, end = block.spans.start.copy(), block.spans.end.copy()
     for rank, rows in block.slices().items():
         clock = clocks[rank]

@@ -198,9 +198,9 @@ def _jumps(pair: _Series) -> Iterator[_Jump]:
         yield _Jump(pair.clocks, before, after, round(change.size), steps, _length(pair, first, last))
 
 
-def _no_delays(changes: Sequence[Change], pair: _Series) -> list[Change]:
+def _no_delays(changes: Sequence[ClockChange], pair: _Series) -> list[ClockChange]:
     """Return the changes that are no delays, ascending; the largest is judged first, and parts the others."""
-    found: list[Change] = []
+    found: list[ClockChange] = []
     for change in sorted(changes, key=lambda change: -abs(change.size)):
         at = change.position
         others = [other.position for other in found]
@@ -211,13 +211,13 @@ def _no_delays(changes: Sequence[Change], pair: _Series) -> list[Change]:
     return sorted(found)
 
 
-def _is_steady(change: Change, before: Float64, after: Float64) -> bool:
+def _is_steady(change: ClockChange, before: Float64, after: Float64) -> bool:
     """Return whether the readings on both sides scatter so little beside the change that delays do not make it."""
     scatter = max(np.quantile(np.abs(side - np.median(side)), _MOST_READINGS) for side in (before, after))
     return bool(abs(change.size) >= _SCATTERS * scatter)
 
 
-def _is_forced(change: Change, pair: _Series, first: int, last: int) -> bool:
+def _is_forced(change: ClockChange, pair: _Series, first: int, last: int) -> bool:
     """Return whether the bounds of these readings contradict each other unless a clock jumped here."""
     time = _since_first(pair.axis)
     whole, before, after = (
@@ -291,14 +291,14 @@ def _may_be_one(known: ClockStep, step: ClockStep, readings: _Series) -> bool:
     return (one[0] < other[1] and other[0] < one[1]) or inside < WINDOW
 
 
-class Change(NamedTuple):
+class ClockChange(NamedTuple):
     """A rise of the line by ``size`` ns from this position on."""
 
     position: int
     size: float
 
 
-def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES) -> list[Change]:
+def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES) -> list[ClockChange]:
     """Return the jumps of the line, ascending; the largest is found first, then those on either side of it."""
     found = _largest_jump(time, difference) if most else None
     if found is None:
@@ -306,7 +306,7 @@ def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES)
     position = found.position
     left = change_points(time[:position], difference[:position], most - 1)
     right = change_points(time[position:], difference[position:], most - 1 - len(left))
-    return [*left, found, *(Change(position + one.position, one.size) for one in right)]
+    return [*left, found, *(ClockChange(position + one.position, one.size) for one in right)]
 
 
 def without_drift(time: Float64, difference: Float64) -> Float64:
@@ -341,7 +341,7 @@ def error_of_median(noise: float, count: int) -> float:
     return noise * ERROR_OF_MEDIAN / float(np.sqrt(count))
 
 
-def _largest_jump(time: Float64, difference: Float64) -> Change | None:
+def _largest_jump(time: Float64, difference: Float64) -> ClockChange | None:
     window = min(WINDOW, len(time) // _WINDOWS)
     if window < _SMALLEST_WINDOW:
         return None
@@ -357,7 +357,7 @@ def _largest_jump(time: Float64, difference: Float64) -> Change | None:
         return None
     left, right = float(medians[largest]), float(medians[largest + window])
     position = largest + _best_split(level[largest : largest + 2 * window], left, right)
-    return Change(position, right - left) if _persists(level, position, left, right) else None
+    return ClockChange(position, right - left) if _persists(level, position, left, right) else None
 
 
 def _persists(level: Float64, position: int, left: float, right: float) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
-from commtrace.analysis.communication.calls import Calls, calls_of_rows, rows_of_block
+from commtrace.analysis.communication.calls import CallTable, calls_of_rows, rows_of_block
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.operations import of_one_sort
@@ -76,15 +76,15 @@ def bandwidth_by_size(context: Context, partition: Partition, residual_ns: int =
     return BandwidthBySize(_summed(parts), uncertain)
 
 
-def _time(calls: Calls) -> Int64:
+def _time(calls: CallTable) -> Int64:
     return np.where(calls.complete, calls.transfer, calls.duration)
 
 
-def _is_bound(calls: Calls) -> Bool:
+def _is_bound(calls: CallTable) -> Bool:
     return ~np.where(calls.complete, calls.transfer_exact, calls.duration_exact)
 
 
-def _bins(run: Run, calls: Calls, chosen: Bool, roles: tuple[str, ...]) -> list[tuple[SizeBin, SizeBandwidth]]:
+def _bins(run: Run, calls: CallTable, chosen: Bool, roles: tuple[str, ...]) -> list[tuple[SizeBin, SizeBandwidth]]:
     calls = calls.take(np.flatnonzero(chosen))
     if not len(calls):
         return []

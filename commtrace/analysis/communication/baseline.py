@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.communication.bandwidth import bus_factor
-from commtrace.analysis.communication.links import SMALLEST_BYTES, Link, Traffic
+from commtrace.analysis.communication.links import SMALLEST_BYTES, NodeLink, NodeTraffic
 from commtrace.errors import ConfigurationError
 from commtrace.trace.inputs import printable_json, read_file
 from commtrace.trace.json_values import JsonObject
@@ -31,7 +31,7 @@ _FARTHEST: Final = 2.0
 """Sizes up to so much below the smallest measured one, or above the largest, are compared with it."""
 
 
-class Spread(NamedTuple):
+class MeasuredSpread(NamedTuple):
     """A quantity over the iterations of a measurement."""
 
     mean: float
@@ -49,7 +49,7 @@ class Measurement:
     num_bytes: int  # S of commtrace.analysis.communication.bandwidth
     dtype: str
     iterations: int
-    duration_ns: Spread
+    duration_ns: MeasuredSpread
     group: str = ""  # as --group names it: world, node, across, pairs or ranks
 
     @property
@@ -57,15 +57,15 @@ class Measurement:
         return len(self.nodes) > 1
 
     @property
-    def algbw_gbps(self) -> Spread:
+    def algbw_gbps(self) -> MeasuredSpread:
         """Return bytes over time: the mean is that of the mean time, the smallest that of the longest."""
         time = self.duration_ns
-        return Spread(self.num_bytes / time.mean, self.num_bytes / time.max, self.num_bytes / time.min)
+        return MeasuredSpread(self.num_bytes / time.mean, self.num_bytes / time.max, self.num_bytes / time.min)
 
     @property
-    def busbw_gbps(self) -> Spread:
+    def busbw_gbps(self) -> MeasuredSpread:
         factor = bus_factor(self.operation, len(self.ranks))
-        return Spread(*(factor * one for one in self.algbw_gbps))
+        return MeasuredSpread(*(factor * one for one in self.algbw_gbps))
 
     def to_json(self) -> JsonObject:
         return {
@@ -84,7 +84,7 @@ class Measurement:
         }
 
 
-class Kind(NamedTuple):
+class GroupKind(NamedTuple):
     """Groups that are alike."""
 
     operation: str
@@ -93,21 +93,21 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class NetworkBaseline:
     """What was measured, and where."""
 
     made: Mapping[str, str]  # backend, device, date, versions
     measurements: tuple[Measurement, ...]
-    _by_kind: dict[Kind, dict[tuple[int, ...], list[Measurement]]] = field(
+    _by_kind: dict[GroupKind, dict[tuple[int, ...], list[Measurement]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
         for one in sorted(self.measurements, key=lambda each: each.num_bytes):
-            kind = Kind(one.operation, len(one.ranks), one.inter_node)
+            kind = GroupKind(one.operation, len(one.ranks), one.inter_node)
             self._by_kind.setdefault(kind, {}).setdefault(one.ranks, []).append(one)
 
-    def duration_ns(self, kind: Kind, num_bytes: float, ranks: Sequence[int] | None = None) -> float | None:
+    def duration_ns(self, kind: GroupKind, num_bytes: float, ranks: Sequence[int] | None = None) -> float | None:
         """Return how long such a call took; None if nothing of the kind was measured near this size.
 
         Args:
@@ -120,14 +120,14 @@ class Baseline:
         known = [time for time in found if time is not None]
         return median(known) if known else None
 
-    def call_ns(self, kind: Kind, num_bytes: float, ranks: Sequence[int] | None = None) -> float | None:
+    def call_ns(self, kind: GroupKind, num_bytes: float, ranks: Sequence[int] | None = None) -> float | None:
         """Return how long a call takes, like ``duration_ns``; one below all sizes takes as long as the smallest."""
         smallest = min((measured[0].num_bytes for measured in self._groups(kind).values()), default=0)
         return self.duration_ns(kind, max(num_bytes, smallest), ranks)
 
-    def _groups(self, kind: Kind) -> Mapping[tuple[int, ...], Sequence[Measurement]]:
+    def _groups(self, kind: GroupKind) -> Mapping[tuple[int, ...], Sequence[Measurement]]:
         if kind.operation in MESSAGES:
-            kind = Kind("send", 2, kind.inter_node)
+            kind = GroupKind("send", 2, kind.inter_node)
         return self._by_kind.get(kind, {})
 
     def by_group(self) -> list[tuple[Measurement, ...]]:
@@ -137,11 +137,11 @@ class Baseline:
             found.setdefault((one.group, one.operation, one.ranks), []).append(one)
         return [tuple(rows) for rows in found.values()]
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[NodeLink]:
         """Return the bandwidth between nodes and within them, of groups on two nodes at most and large messages."""
         return [
-            Link(
-                Traffic(one.operation, len(one.ranks), one.num_bytes.bit_length() - 1),
+            NodeLink(
+                NodeTraffic(one.operation, len(one.ranks), one.num_bytes.bit_length() - 1),
                 min(one.nodes),
                 max(one.nodes),
                 one.iterations,
@@ -201,7 +201,7 @@ class _Stored:
     measurements: tuple[_StoredRow, ...]
 
 
-def read_baseline(path: Path) -> Baseline:
+def read_baseline(path: Path) -> NetworkBaseline:
     """Read a baseline file.
 
     Raises:
@@ -216,12 +216,12 @@ def read_baseline(path: Path) -> Baseline:
         ) from error
     if stored.format != FORMAT:
         raise ConfigurationError(f"{path}: expected the format {FORMAT!r}, not {stored.format!r}: measure it again")
-    return Baseline(stored.made, tuple(_measurements(path, stored.measurements)))
+    return NetworkBaseline(stored.made, tuple(_measurements(path, stored.measurements)))
 
 
 def _measurements(path: Path, rows: Iterable[_StoredRow]) -> Iterable[Measurement]:
     for row in rows:
-        time = Spread(row.duration_ns.mean, row.duration_ns.min, row.duration_ns.max)
+        time = MeasuredSpread(row.duration_ns.mean, row.duration_ns.min, row.duration_ns.max)
         if not (0 < row.bytes < 1 << 63 and row.ranks and row.nodes and 0 < time.min <= time.mean <= time.max < np.inf):
             raise ConfigurationError(f"{path}: a measurement of {row.operation} has impossible numbers: measure again")
         yield Measurement(row.operation, row.ranks, row.nodes, row.bytes, row.dtype, row.iterations, time, row.group)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.bandwidth import bus_factor
-from commtrace.analysis.communication.baseline import Baseline, Kind
+from commtrace.analysis.communication.baseline import GroupKind, NetworkBaseline
 from commtrace.analysis.communication.table import CommunicationKey, CommunicationSums, Detail, communication_sums
 from commtrace.trace.json_values import JsonObject
 
@@ -60,7 +60,7 @@ def measure_sizes(analysis: Analysis) -> CommunicationSums:
     return communication_sums(context.run, context.matches, times, context.roles, context.steps, Detail.SIZE)
 
 
-def baseline_shares(sums: CommunicationSums, baseline: Baseline) -> tuple[BaselineShare, ...]:
+def baseline_shares(sums: CommunicationSums, baseline: NetworkBaseline) -> tuple[BaselineShare, ...]:
     """Return the kinds of calls that have a bandwidth, those that took longest first.
 
     Args:
@@ -70,12 +70,12 @@ def baseline_shares(sums: CommunicationSums, baseline: Baseline) -> tuple[Baseli
     return tuple(sorted((one for one in shares if one is not None), key=lambda one: (-one.time_ns, one.size)))
 
 
-def _share(key: CommunicationKey, sums: CommunicationSums, baseline: Baseline) -> BaselineShare | None:
+def _share(key: CommunicationKey, sums: CommunicationSums, baseline: NetworkBaseline) -> BaselineShare | None:
     moved, includes_waits, is_bound = sums.calls[key].timed()
     num_bytes = moved.even + moved.uneven
     if key.group_size < 2 or key.reach < 0 or key.detail < 0 or not num_bytes or not moved.time_ns:
         return None
-    kind = Kind(key.operation, key.group_size, key.reach > 1)
+    kind = GroupKind(key.operation, key.group_size, key.reach > 1)
     each = num_bytes / moved.calls
     time_ns = baseline.duration_ns(kind, each)
     even, uneven = (bus_factor(key.operation, key.group_size, uneven=uneven) for uneven in (False, True))

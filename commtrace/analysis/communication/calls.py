@@ -31,7 +31,7 @@ _Columns = TypeVar("_Columns", RankMatches, RankRoles)
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class CallTable:
     """Calls as columns; a stall is a row with only ``exposed``, and on request its call's bytes."""
 
     step: Int32  # of the launch
@@ -58,15 +58,15 @@ class Calls:
     def __len__(self) -> int:
         return len(self.role)
 
-    def take(self, rows: Int64) -> Calls:
-        return Calls(*(getattr(self, column.name)[rows] for column in fields(self)))
+    def take(self, rows: Int64) -> CallTable:
+        return CallTable(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Calls]) -> Calls:
+    def concatenate(cls, parts: Sequence[CallTable]) -> CallTable:
         return cls(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(cls)))
 
     @classmethod
-    def empty(cls, count: int, **columns: npt.NDArray[Any]) -> Calls:
+    def empty(cls, count: int, **columns: npt.NDArray[Any]) -> CallTable:
         """Return rows with these columns and zeros."""
         zeros = np.zeros(count, np.int64)
         flags = ("finished", "complete", "mismatched", "duration_exact", "transfer_exact", "replayed")
@@ -107,7 +107,7 @@ def calls_of_rank(
     stalled_ns: Int64,
     roles: RankRoles,
     steps: Sequence[int] | None = None,
-) -> tuple[Calls, Calls]:
+) -> tuple[CallTable, CallTable]:
     """Return the calls of one rank, in all or some steps, and its stalls on other communication."""
     block = Block.of_ranks({trace.rank: trace.spans})
     rows = CallRows(block, matches, roles, stalled_ns, unfinished_rows(trace))
@@ -116,7 +116,7 @@ def calls_of_rank(
 
 def calls_and_stalls(
     known: CallRows, steps: Sequence[int] | None = None, *, sizes_of_stalls: bool = False
-) -> tuple[Calls, Calls]:
+) -> tuple[CallTable, CallTable]:
     """Return the calls of ranks and their stalls on other communication, with its bytes on request."""
     made = communication_rows(known.block.spans)
     if steps is not None:
@@ -124,15 +124,15 @@ def calls_and_stalls(
     return _calls(known, np.flatnonzero(made)), _stalls(known, ~made, sizes_of_stalls)
 
 
-def calls_of_rows(known: CallRows) -> Calls:
+def calls_of_rows(known: CallRows) -> CallTable:
     return _calls(known, np.flatnonzero(communication_rows(known.block.spans)))
 
 
-def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
+def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> CallTable:
     spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
     stalled = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
     stalls = np.flatnonzero(stalled & among)
-    return Calls.empty(
+    return CallTable.empty(
         len(stalls),
         step=spans.step[stalls],
         role=roles.role[stalls],
@@ -166,12 +166,12 @@ def _bytes_stalled_on(block: Block, stalls: Int64) -> Int64:
     return np.where(in_bracket, whole, num_bytes)
 
 
-def _calls(known: CallRows, rows: Int64) -> Calls:
+def _calls(known: CallRows, rows: Int64) -> CallTable:
     spans, matches, roles = known.block.spans, known.matches, known.roles
     start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
     duration = np.maximum(end - start, 0)
     replayed = replayed_rows(spans)[rows]
-    calls = Calls(
+    calls = CallTable(
         step=spans.step[rows],
         role=roles.role[rows],
         name=spans.name[rows],
@@ -199,7 +199,7 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
     members = np.flatnonzero(collective)
     rank = known.block.rank()[rows[members]]
     merged = _merged_brackets(calls.take(members), rank, spans.group[rows[members]], spans.seq[rows[members]])
-    return Calls.concatenate([calls.take(np.flatnonzero(~collective)), merged])
+    return CallTable.concatenate([calls.take(np.flatnonzero(~collective)), merged])
 
 
 def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
@@ -214,7 +214,7 @@ def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
     return inside if traced else duration - inside
 
 
-def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Calls:
+def _merged_brackets(calls: CallTable, rank: Int32, group: Int64, seq: Int64) -> CallTable:
     """Merge each bracket into one call per operation: members share group, seq and times, and their bytes add up."""
     _, first, which = np.unique(
         pack((rank, calls.step, group, seq, calls.name)), return_index=True, return_inverse=True
@@ -335,7 +335,7 @@ def _stand_for_all(exact: Moved, bounds: Moved) -> bool:
     return exact.calls > 0 and exact.num_bytes >= bounds.num_bytes
 
 
-def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> list[CallSums]:
+def sum_calls(calls: CallTable, all_to_all: int, order: Int64, begins: Int64) -> list[CallSums]:
     """Sum each group of at least one call.
 
     ``order`` sorts the calls by group; ``begins`` has the position of each group in it. ``all_to_all`` is a name code.
@@ -391,7 +391,7 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     ]
 
 
-def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
+def sum_stalls(stalls: CallTable, order: Int64, begins: Int64) -> list[CallSums]:
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
     none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
     nothing = (_NOTHING,) * 5

@@ -40,7 +40,7 @@ class Pair(NamedTuple):
     second: int
 
 
-class Messages(NamedTuple):
+class PairMessages(NamedTuple):
     """Messages from one rank to another."""
 
     calls: int
@@ -48,8 +48,8 @@ class Messages(NamedTuple):
     large_bytes: int  # of large ones whose transfer is known
     large_ns: int
 
-    def plus(self, other: Messages) -> Messages:
-        return Messages(*(one + another for one, another in zip(self, other, strict=True)))
+    def plus(self, other: PairMessages) -> PairMessages:
+        return PairMessages(*(one + another for one, another in zip(self, other, strict=True)))
 
 
 class Arrivals(NamedTuple):
@@ -62,7 +62,7 @@ class Arrivals(NamedTuple):
         return Arrivals(self.times + other.times, self.wait_ns + other.wait_ns)
 
 
-Sums = TypeVar("Sums", Messages, Arrivals)
+Sums = TypeVar("Sums", PairMessages, Arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class GroupTotals:
     speeds: Mapping[GroupOperation, Distribution[float]]  # busbw of large calls, GB/s
     compared: Mapping[int, int]  # by group: communications whose members' arrivals were compared
     arrivals: Mapping[Pair, Arrivals] = field(default_factory=dict)  # (group, rank)
-    messages: Mapping[Pair, Messages] = field(default_factory=dict)  # (sender, receiver)
+    messages: Mapping[Pair, PairMessages] = field(default_factory=dict)  # (sender, receiver)
 
     def __add__(self, later: GroupTotals) -> GroupTotals:
         compared = {group: self.compared.get(group, 0) for group in {**self.compared, **later.compared}}
@@ -93,7 +93,7 @@ def measure_groups(analysis: Analysis) -> GroupTotals:
         context.run, context.matches, analysis.partition, context.roles, context.steps, Detail.GROUP
     )
     speeds: list[tuple[GroupOperation, Distribution[float]]] = []
-    messages: list[tuple[Pair, Messages]] = []
+    messages: list[tuple[Pair, PairMessages]] = []
     for block in context.run.blocks:
         _measure_block(context, block, speeds, messages)
     compared, arrivals = _arrivals(context, analysis.alignment)
@@ -111,7 +111,7 @@ def _measure_block(
     context: Context,
     block: Block,
     speeds: list[tuple[GroupOperation, Distribution[float]]],
-    messages: list[tuple[Pair, Messages]],
+    messages: list[tuple[Pair, PairMessages]],
 ) -> None:
     spans, large = block.spans, large_transfers(context, block)
     example, which = grouped(pack((spans.group[large.row], spans.name[large.row])))
@@ -134,7 +134,7 @@ def _measure_block(
     columns = [_sums(which, values, len(example)) for values in (ones, num_bytes, large_bytes[rows], large_ns[rows])]
     for number, row in enumerate(example.tolist()):
         pair = Pair(int(sender[row]), int(receiver[row]))
-        messages.append((pair, Messages(*(int(column[number]) for column in columns))))
+        messages.append((pair, PairMessages(*(int(column[number]) for column in columns))))
 
 
 def _sums(which: Int64, values: Int64, count: int) -> Int64:

@@ -35,7 +35,7 @@ _USUAL_PERCENTILE: Final = 75
 """One bad node of three has four of their six links: the median of the others would be slow itself."""
 
 
-class Traffic(NamedTuple):
+class NodeTraffic(NamedTuple):
     """A kind of calls that can be compared."""
 
     operation: str  # send for messages
@@ -44,10 +44,10 @@ class Traffic(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NodeLink:
     """Traffic from one node to another, or within one."""
 
-    traffic: Traffic
+    traffic: NodeTraffic
     source: str  # of a collective, the alphabetically first node
     target: str
     calls: int
@@ -71,10 +71,10 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowLinks:
+class SlowTraffic:
     """Links of one traffic that carry much less than similar ones."""
 
-    links: tuple[Link, ...]  # the slowest first
+    links: tuple[NodeLink, ...]  # the slowest first
     usual_gbps: float  # of similar links
     within_nodes: bool  # these similar links are within nodes, for want of others between nodes
 
@@ -96,7 +96,7 @@ class SlowLinks:
 class Route(NamedTuple):
     """Nodes between which traffic passed."""
 
-    traffic: Traffic
+    traffic: NodeTraffic
     source: str
     target: str
 
@@ -110,10 +110,10 @@ class LinkSpeeds:
     def __add__(self, other: LinkSpeeds) -> LinkSpeeds:
         return LinkSpeeds(join_distributions([*self.routes.items(), *other.routes.items()]))
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[NodeLink]:
         """Return the links with enough calls to judge."""
         return [
-            Link(*route, len(self.routes[route]), gbps)
+            NodeLink(*route, len(self.routes[route]), gbps)
             for route in sorted(self.routes)
             if len(self.routes[route]) >= FEWEST_CALLS and (gbps := self.routes[route].median()) is not None
         ]
@@ -133,16 +133,16 @@ def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None
     return LinkSpeeds(join_distributions(speeds))
 
 
-def find_slow_links(links: Sequence[Link]) -> SlowLinks | None:
+def find_slow_links(links: Sequence[NodeLink]) -> SlowTraffic | None:
     """Return the slow links between nodes, of the traffic with the slowest; None without any."""
-    by_traffic: dict[Traffic, list[Link]] = defaultdict(list)
+    by_traffic: dict[NodeTraffic, list[NodeLink]] = defaultdict(list)
     for link in links:
         by_traffic[link.traffic].append(link)
     found = [slow for own in by_traffic.values() if (slow := _slow_of(own)) is not None]
     return min(found, key=lambda slow: (slow.within_nodes, slow.links[0].gbps / slow.usual_gbps), default=None)
 
 
-def _slow_of(links: Sequence[Link]) -> SlowLinks | None:
+def _slow_of(links: Sequence[NodeLink]) -> SlowTraffic | None:
     """Return the slow ones of links of one traffic."""
     between = [link for link in links if link.is_between_nodes]
     within = [link.gbps for link in links if not link.is_between_nodes]
@@ -156,9 +156,9 @@ def _slow_of(links: Sequence[Link]) -> SlowLinks | None:
     return _slowest_first(slow, _usual(within), within_nodes=True) if slow else None
 
 
-def usual_gbps(links: Sequence[Link]) -> list[float | None]:
+def usual_gbps(links: Sequence[NodeLink]) -> list[float | None]:
     """Return for each link the usual bandwidth of the others like it, of the same traffic; None if there is none."""
-    alike: dict[tuple[Traffic, bool], list[int]] = defaultdict(list)
+    alike: dict[tuple[NodeTraffic, bool], list[int]] = defaultdict(list)
     for number, link in enumerate(links):
         alike[link.traffic, link.is_between_nodes].append(number)
     usual: list[float | None] = [None] * len(links)
@@ -180,8 +180,8 @@ def _usual_of_others(gbps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return usual
 
 
-def _slowest_first(slow: Sequence[Link], usual_gbps: float, *, within_nodes: bool) -> SlowLinks:
-    return SlowLinks(tuple(sorted(slow, key=lambda link: link.gbps)), usual_gbps, within_nodes)
+def _slowest_first(slow: Sequence[NodeLink], usual_gbps: float, *, within_nodes: bool) -> SlowTraffic:
+    return SlowTraffic(tuple(sorted(slow, key=lambda link: link.gbps)), usual_gbps, within_nodes)
 
 
 def _usual(gbps: Sequence[float]) -> float:
@@ -209,7 +209,7 @@ def _speeds_of_rank(
         if route is not None:
             operation, group_size, source, target = route
             speeds = _bandwidths(trace, matches, own, operation, group_size)
-            yield Route(Traffic(operation, group_size, int(size[example])), source, target), speeds
+            yield Route(NodeTraffic(operation, group_size, int(size[example])), source, target), speeds
 
 
 def _leads(trace: RankTrace) -> Bool:

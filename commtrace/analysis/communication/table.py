@@ -19,8 +19,8 @@ from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.states import COMPUTE
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factor
 from commtrace.analysis.communication.calls import (
-    Calls,
     CallSums,
+    CallTable,
     Moved,
     calls_and_stalls,
     rows_of_block,
@@ -224,7 +224,7 @@ def _added(parts: Iterable[Mapping[CommunicationKey, CallSums]]) -> dict[Communi
     return sums
 
 
-class _Key(NamedTuple):
+class _RowKey(NamedTuple):
     role: int
     name: int
     group_size: int
@@ -240,10 +240,10 @@ def _sums_of_block(
     roles: Roles,
     steps: Sequence[int] | None,
     detail: Detail,
-) -> dict[_Key, CallSums]:
+) -> dict[_RowKey, CallSums]:
     known = rows_of_block(run, block, matches, roles, partition)
     calls, stalls = calls_and_stalls(known, steps, sizes_of_stalls=detail is Detail.SIZE)
-    sums: dict[_Key, CallSums] = {}
+    sums: dict[_RowKey, CallSums] = {}
     if len(calls):
         keys, order, begins = _grouped(calls, detail)
         sums.update(zip(keys, sum_calls(calls, run.name_code("all_to_all"), order, begins), strict=True))
@@ -254,15 +254,15 @@ def _sums_of_block(
     return sums
 
 
-def _grouped(calls: Calls, detail: Detail) -> tuple[list[_Key], Int64, Int64]:
+def _grouped(calls: CallTable, detail: Detail) -> tuple[list[_RowKey], Int64, Int64]:
     """Return the keys of calls, the order that sorts calls by key, and the position of each key in it."""
     columns = _key_columns(calls, detail)
     order, begins = sort_groups(pack(columns))
     keys = zip(*(column[order[begins]].tolist() for column in columns), strict=True)
-    return [_Key(*key) for key in keys], order, begins
+    return [_RowKey(*key) for key in keys], order, begins
 
 
-def _key_columns(calls: Calls, detail: Detail) -> list[Int32 | Int64]:
+def _key_columns(calls: CallTable, detail: Detail) -> list[Int32 | Int64]:
     divided_by = np.zeros(len(calls), np.int64)
     if detail is Detail.SIZE:
         divided_by = _power_of_two(calls.num_bytes)

@@ -16,8 +16,8 @@ from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.states import BUBBLE, TRANSFER, WAIT, State
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
-from commtrace.analysis.communication.calls import Calls, calls_of_rank
-from commtrace.analysis.comparison.noise import Change, change_of_runs
+from commtrace.analysis.communication.calls import CallTable, calls_of_rank
+from commtrace.analysis.comparison.noise import MedianChange, change_of_runs
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.trace.json_values import JsonObject
@@ -32,7 +32,7 @@ RANKS_RECORDED: Final = "ranks recorded"
 """The circumstance of how many ranks have files."""
 
 
-class Link(NamedTuple):
+class ComparedLink(NamedTuple):
     """A kind of communication whose bandwidth can be compared between runs."""
 
     role: str
@@ -46,7 +46,7 @@ class StepSeries:
 
     wall_ns: FloatArray
     states: Mapping[State, FloatArray]  # add up to wall_ns
-    busbw_gbps: Mapping[Link, FloatArray]  # 10⁹ bytes per second of matched transfers, of steps with any
+    busbw_gbps: Mapping[ComparedLink, FloatArray]  # 10⁹ bytes per second of matched transfers, of steps with any
 
     def __add__(self, later: StepSeries) -> StepSeries:
         none = np.zeros(len(self.wall_ns)), np.zeros(len(later.wall_ns))
@@ -80,7 +80,7 @@ def _mean_over_ranks(table: Partition) -> tuple[FloatArray, FloatArray]:
     return np.bincount(which, table.wall_ns, len(steps)) / ranks, totals / ranks[:, np.newaxis]
 
 
-def _bandwidths(analysis: Analysis) -> dict[Link, FloatArray]:
+def _bandwidths(analysis: Analysis) -> dict[ComparedLink, FloatArray]:
     context = analysis.context
     parts = [
         part
@@ -93,7 +93,7 @@ def _bandwidths(analysis: Analysis) -> dict[Link, FloatArray]:
             context.steps,
         )
     ]
-    calls = Calls.concatenate(parts)
+    calls = CallTable.concatenate(parts)
     is_timed = calls.complete & calls.finished & calls.transfer_exact
     matched = np.flatnonzero((calls.calls > 0) & is_timed & (calls.group_size > 1) & (calls.num_bytes >= 0))
     if not len(matched):
@@ -108,10 +108,10 @@ def _bandwidths(analysis: Analysis) -> dict[Link, FloatArray]:
     return links
 
 
-def _bandwidth_per_step(run: Run, words: tuple[str, ...], calls: Calls) -> tuple[Link, FloatArray]:
+def _bandwidth_per_step(run: Run, words: tuple[str, ...], calls: CallTable) -> tuple[ComparedLink, FloatArray]:
     """Return the busbw of one link in each step: bytes on the bus over the sum of the transfers."""
     code = int(calls.name[0])
-    link = Link(words[calls.role[0]], run.names[code] if code >= 0 else "unknown", int(calls.group_size[0]))
+    link = ComparedLink(words[calls.role[0]], run.names[code] if code >= 0 else "unknown", int(calls.group_size[0]))
     if link.operation in WITHOUT_BANDWIDTH:
         return link, np.empty(0)
     on_the_bus = moved_bytes(link.operation, calls.num_bytes, calls.self_bytes) * bus_factors(
@@ -133,14 +133,14 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """The comparison of two runs, or of several of each side."""
 
     runs: tuple[int, int]  # number of runs of each side
     steps: tuple[int, int]  # least number of steps of each side's runs
-    wall_ns: Change  # mean over the ranks, median over the steps
-    parts: Mapping[State, Change]  # largest absolute difference first
-    busbw_gbps: Mapping[Link, Change]  # most changed first
+    wall_ns: MedianChange  # mean over the ranks, median over the steps
+    parts: Mapping[State, MedianChange]  # largest absolute difference first
+    busbw_gbps: Mapping[ComparedLink, MedianChange]  # most changed first
     circumstances: tuple[Difference, ...]  # versions, environment and layout that differ
 
     def is_slower(self, threshold: float) -> bool:
@@ -167,7 +167,7 @@ class Comparison:
         }
 
 
-def compare(before: Sequence[MeasuredRun[StepSeries]], after: Sequence[MeasuredRun[StepSeries]]) -> Comparison:
+def compare(before: Sequence[MeasuredRun[StepSeries]], after: Sequence[MeasuredRun[StepSeries]]) -> RunComparison:
     series = [[run.result for run in side] for side in (before, after)]
     runs = [[run.recorded for run in side] for side in (before, after)]
     some_are_missing = [any(len(run.ranks) < run.world_size for run in side) for side in runs]
@@ -180,12 +180,12 @@ def compare_series(
     after: Sequence[StepSeries],
     circumstances: tuple[Difference, ...] = (),
     split_is_known: tuple[bool, bool] = (True, True),
-) -> Comparison:
+) -> RunComparison:
     """Compare the series of two sides.
 
     ``split_is_known`` is False for a side if ranks are missing on this side only: waits then cannot be compared.
     """
-    return Comparison(
+    return RunComparison(
         runs=(len(before), len(after)),
         steps=(min(len(one.wall_ns) for one in before), min(len(one.wall_ns) for one in after)),
         wall_ns=change_of_runs([one.wall_ns for one in before], [one.wall_ns for one in after]),
@@ -197,7 +197,7 @@ def compare_series(
 
 def _parts(
     before: Sequence[StepSeries], after: Sequence[StepSeries], split_is_known: tuple[bool, bool]
-) -> dict[State, Change]:
+) -> dict[State, MedianChange]:
     # A state that a run does not have took no time in it; a bandwidth that it does not have is unknown.
     def times(side: Sequence[StepSeries], state: State, is_known: bool) -> list[FloatArray]:
         if not is_known and state.kind in (WAIT, TRANSFER, BUBBLE):
@@ -212,8 +212,8 @@ def _parts(
     return dict(sorted(changes.items(), key=lambda item: (-abs(item[1].difference or 0), item[0])))
 
 
-def _links(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[Link, Change]:
-    def bandwidths(side: Sequence[StepSeries], link: Link) -> list[FloatArray]:
+def _links(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[ComparedLink, MedianChange]:
+    def bandwidths(side: Sequence[StepSeries], link: ComparedLink) -> list[FloatArray]:
         return [one.busbw_gbps.get(link, np.empty(0)) for one in side]
 
     links = {link: None for one in (*before, *after) for link in one.busbw_gbps}

@@ -28,7 +28,7 @@ _STUDENT_OF_MORE: Final = 2.1
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MedianChange:
     """A median in two recordings, or the mean of the medians where a side was recorded several times."""
 
     before: float | None  # None where a recording has none
@@ -62,7 +62,7 @@ class Change:
         }
 
 
-def change_of_runs(before: Sequence[Samples], after: Sequence[Samples]) -> Change:
+def change_of_runs(before: Sequence[Samples], after: Sequence[Samples]) -> MedianChange:
     """Compare two series that were each taken one or several times; recordings without a sample do not count.
 
     Of several, the noise is the larger of the noise within them and half of Student's interval of the difference of the
@@ -74,9 +74,9 @@ def change_of_runs(before: Sequence[Samples], after: Sequence[Samples]) -> Chang
     medians = [np.array([float(np.median(samples)) for samples in side]) for side in (before, after)]
     means = [float(side.mean()) if len(side) else None for side in medians]
     if not (before and after) or min(len(samples) for side in (before, after) for samples in side) < FEWEST_SAMPLES:
-        return Change(means[0], means[1], None)
+        return MedianChange(means[0], means[1], None)
     within = _noise_within(before, after)
-    return Change(means[0], means[1], max(within, _noise_between(medians)))
+    return MedianChange(means[0], means[1], max(within, _noise_between(medians)))
 
 
 def _noise_within(before: Sequence[Samples], after: Sequence[Samples]) -> float:
@@ -96,7 +96,7 @@ def _noise_between(medians: Sequence[npt.NDArray[np.float64]]) -> float:
     return student * float(np.sqrt(variance * sum(1 / len(side) for side in medians)))
 
 
-def change_of_median(before: Samples, after: Samples) -> Change:
+def change_of_median(before: Samples, after: Samples) -> MedianChange:
     """Compare two series of samples, each in time order.
 
     The noise comes from a moving-block bootstrap of both medians, since neighbouring samples are alike: Künsch, The
@@ -104,11 +104,11 @@ def change_of_median(before: Samples, after: Samples) -> Change:
     """
     medians = [float(np.median(samples)) if len(samples) else None for samples in (before, after)]
     if min(len(before), len(after)) < FEWEST_SAMPLES:
-        return Change(medians[0], medians[1], None)
+        return MedianChange(medians[0], medians[1], None)
     random = np.random.default_rng(_SEED)
     spread = _resampled_medians(after, random) - _resampled_medians(before, random)
     centred = np.abs(spread - (np.median(after) - np.median(before)))
-    return Change(medians[0], medians[1], float(np.percentile(centred, _COVERAGE_PERCENT)))
+    return MedianChange(medians[0], medians[1], float(np.percentile(centred, _COVERAGE_PERCENT)))
 
 
 def _resampled_medians(samples: Samples, random: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -64,7 +64,7 @@ class Ratio(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class OverheadCost:
     """Medians over the runs of each side, ns, and the ratio of a pair's two runs."""
 
     without_ns: int
@@ -75,7 +75,7 @@ class Cost:
         return {"without": self.without_ns, "with": self.recorded_ns, "ratio": fields_to_json(self.ratio)}
 
 
-class Memory(NamedTuple):
+class ExtraMemory(NamedTuple):
     """Extra bytes of a rank at its peak."""
 
     median: int
@@ -98,11 +98,11 @@ class Overhead:
 
     pairs: int
     clock: str  # optimizer, or wall if some run has no process with two stamped steps
-    step_time: Cost  # mean over the ranks of their median step, or the wall time of the run
+    step_time: OverheadCost  # mean over the ranks of their median step, or the wall time of the run
     noise: Ratio | None  # ratios of runs without commtrace, each to the previous one; None for a single pair
-    step_cpu: Cost | None  # of all threads of a rank; None by wall clock
-    job_cpu: Cost  # of all processes, start-up included
-    memory_bytes: Memory | None  # None by wall clock, or if no rank stamped steps on both sides
+    step_cpu: OverheadCost | None  # of all threads of a rank; None by wall clock
+    job_cpu: OverheadCost  # of all processes, start-up included
+    memory_bytes: ExtraMemory | None  # None by wall clock, or if no rank stamped steps on both sides
     recorded: Recorded
 
     def to_json(self) -> JsonObject:
@@ -147,10 +147,10 @@ def _wall_time(measured: Measured) -> float:
     return float(measured.wall_ns)
 
 
-def _cost(pairs: Sequence[Pair], figure: Callable[[Measured], float]) -> Cost:
+def _cost(pairs: Sequence[Pair], figure: Callable[[Measured], float]) -> OverheadCost:
     without, recorded = ([figure(pair[side]) for pair in pairs] for side in (0, 1))
     ratios = [after / before for before, after in zip(without, recorded, strict=True)]
-    return Cost(round(float(np.median(without))), round(float(np.median(recorded))), _ratio(ratios))
+    return OverheadCost(round(float(np.median(without))), round(float(np.median(recorded))), _ratio(ratios))
 
 
 def _noise(runs: Sequence[Measured], figure: Callable[[Measured], float]) -> Ratio | None:
@@ -166,12 +166,12 @@ def _ratio(values: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(sample)), float(low), float(high))
 
 
-def _memory(pairs: Sequence[Pair]) -> Memory | None:
+def _memory(pairs: Sequence[Pair]) -> ExtraMemory | None:
     more: list[int] = []
     for without, recorded in pairs:
         before = {rank.rank: rank.max_rss_bytes for rank in without.ranks}
         more += [rank.max_rss_bytes - before[rank.rank] for rank in recorded.ranks if rank.rank in before]
-    return Memory(round(float(np.median(more))), max(more)) if more else None
+    return ExtraMemory(round(float(np.median(more))), max(more)) if more else None
 
 
 def _recorded(runs: Sequence[Measured]) -> Recorded:

@@ -98,7 +98,7 @@ class Mismatches:
     first: tuple[Mismatch, ...]
 
 
-class Hang(NamedTuple):
+class CommunicationStops(NamedTuple):
     """The stops of communication."""
 
     stops: tuple[Stop, ...]  # communications that did not end
@@ -130,7 +130,7 @@ class Diagnosis:
     drops: tuple[Drops, ...]
     alignment: Alignment
     mismatches: Mismatches
-    hang: Hang
+    hang: CommunicationStops
     problems: tuple[str, ...]  # faults of the files
     setup_hang: SetupHang | None  # None unless the job hangs before its first step, or while groups are made
     first_failure: FirstFailure | None  # None if no rank failed, or nothing shows which was first

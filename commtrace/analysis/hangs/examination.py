@@ -13,12 +13,12 @@ from commtrace.analysis.clocks.align import align
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.analysis.engines import engine_notes, engines_used
 from commtrace.analysis.hangs.diagnosis import (
+    CommunicationStops,
     Diagnosis,
     Drops,
     ExaminedRank,
     ExaminedRun,
     Failure,
-    Hang,
     LeftOut,
     Mismatches,
 )
@@ -108,7 +108,7 @@ def examine(
         drops=_drops(run),
         alignment=align(run),
         mismatches=Mismatches(num_mismatches, tuple(mismatches)),
-        hang=Hang(
+        hang=CommunicationStops(
             tuple(stops),
             chains,
             {rank: last_activity(run, heard.ranks[rank], arrivals[rank], groups) for rank in shown},

@@ -10,7 +10,7 @@ from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, LastActivity
 from commtrace.analysis.hangs.setup import setup_findings
-from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Elsewhere, Link, Stop
+from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Elsewhere, Stop, StopLink
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
 from commtrace.trace.files.locate import OF_OTHER_RUNS
@@ -94,7 +94,7 @@ def place_words(stop: Stop) -> str:
     return f"seq {stop.seq} of the {group_words(stop.group)}"
 
 
-def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], heard: Heard) -> Iterable[str]:
+def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[StopLink], heard: Heard) -> Iterable[str]:
     verb = {HUNG: "Hung at", WAITING: "Not ended:", UNEQUAL: "Called by some only:"}[stop.kind]
     called = ", ".join(f"{operation} by {format_ranks(ranks)}" for operation, ranks in stop.operations.items())
     there = f" ({called})" if len(stop.operations) > 1 else ""
@@ -156,7 +156,7 @@ def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterab
         yield f"  Flight recorder: {format_ranks(ranks)}: {when}{what}."
 
 
-def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, heard: Heard) -> str:
+def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: StopLink, heard: Heard) -> str:
     ranks = link.ranks
     unknown = [rank for rank in ranks if rank in stop.unknown]
     if unknown:

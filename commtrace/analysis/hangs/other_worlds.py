@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from commtrace.analysis.hangs.rank_state import Ending, LastActivity, find_endings, last_activity
 from commtrace.analysis.hangs.stops import Elsewhere, Stop
-from commtrace.analysis.matching.arrivals import Message, RankArrivals, find_arrivals, known_groups
+from commtrace.analysis.matching.arrivals import MessageDirection, RankArrivals, find_arrivals, known_groups
 from commtrace.errors import CommtraceError
 from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.files.jobs import other_worlds
 from commtrace.trace.files.reader import load_newest
-from commtrace.trace.metadata import Group, Member
+from commtrace.trace.metadata import Group, GroupMember
 from commtrace.trace.processes import AskProcess
 from commtrace.trace.run import Run
 
@@ -75,7 +75,7 @@ def _elsewhere(run: Run, group: Group, stop: Stop, worlds: Mapping[str, _World])
     return tuple(found)
 
 
-def _of_member(number: int, member: Member, group: Group, stop: Stop, world: _World | None) -> Elsewhere:
+def _of_member(number: int, member: GroupMember, group: Group, stop: Stop, world: _World | None) -> Elsewhere:
     known = Elsewhere(number, member.rank, member.run_id, member.host, member.pid)
     if world is None or member.rank not in world.run.ranks:
         return known
@@ -93,5 +93,5 @@ def _launched(arrivals: RankArrivals, group_id: int, group: Group, stop: Stop) -
         return arrivals.arrived.get(group_id, 0)
     is_send = stop.message.sender >= OUTSIDE
     partners = [number for number, member in enumerate(group.members) if member and member.rank == stop.arrived[0]]
-    messages = [Message(group_id, is_send, OUTSIDE + number, stop.message.tag) for number in partners]
+    messages = [MessageDirection(group_id, is_send, OUTSIDE + number, stop.message.tag) for number in partners]
     return max((arrivals.messages.get(message, 0) for message in messages), default=0)

@@ -169,7 +169,7 @@ def last_write_ns(trace: RankTrace) -> int | None:
     return None if trace.metadata.is_imported and last < FIRST_DATE_NS else last
 
 
-class OpenPhase(NamedTuple):
+class OpenPhaseAge(NamedTuple):
     """A phase that had begun and not ended, ``for_ns`` ago."""
 
     kind: str
@@ -211,7 +211,7 @@ class LastActivity(NamedTuple):
     chunk: int | None
     stage: int | None
     no_progress_ns: int | None  # time without progress
-    open: tuple[OpenPhase, ...]  # the innermost first
+    open: tuple[OpenPhaseAge, ...]  # the innermost first
     at: str | None  # the innermost frame outside of libraries
     frames: tuple[str, ...]  # innermost first
     last: LastSpan | None
@@ -229,7 +229,9 @@ def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Ma
         chunk=chunk if chunk >= 0 else None,
         stage=stage if stage >= 0 else None,
         no_progress_ns=arrivals.stalled_ns if now else None,
-        open=tuple(OpenPhase(phase.kind, phase.name, _age(trace, phase.since)) for phase in (now.open if now else ())),
+        open=tuple(
+            OpenPhaseAge(phase.kind, phase.name, _age(trace, phase.since)) for phase in (now.open if now else ())
+        ),
         at=own_frame(frames),
         frames=frames,
         last=_last_span(run, trace, groups),

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 from commtrace.analysis.hangs.rank_state import DUMPED, ENDED, RUNNING, SILENT, Ending, LastActivity
 from commtrace.analysis.matching.arrivals import (
     GroupLabel,
-    InFlight,
-    Message,
+    MessageDirection,
     RankArrivals,
+    UnendedCall,
     describe_group,
     known_groups,
 )
@@ -170,7 +170,7 @@ def _missing(absent: Mapping[int, int]) -> tuple[MissingRank, ...]:
     return tuple(MissingRank(rank, last if last >= 0 else None) for rank, last in absent.items())
 
 
-def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, InFlight]:
+def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, UnendedCall]:
     waits = {}
     for rank in members:
         own = [one for one in arrivals[rank].in_flight if one.group == number and not one.is_p2p]
@@ -224,7 +224,7 @@ def _messages(
     arrivals: Mapping[int, RankArrivals],
     endings: Mapping[int, Ending],
 ) -> list[Stop]:
-    sides: dict[tuple[int, int, int, int, int], dict[int, InFlight]] = defaultdict(dict)
+    sides: dict[tuple[int, int, int, int, int], dict[int, UnendedCall]] = defaultdict(dict)
     for rank, own in arrivals.items():
         for one in own.in_flight:
             if one.is_p2p:
@@ -264,18 +264,18 @@ def _messages(
     return stops
 
 
-def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
+def _last(rank: int, waits: Mapping[int, UnendedCall], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
     """Return the number of the last message that the other side had launched; None if it waits, or is any rank."""
     if rank in waits or rank < 0 or rank not in arrivals:
         return None
     one = next(iter(waits.values()))
     (waiter,) = waits
-    message = Message(one.group, rank == sender, waiter, one.message.tag)
+    message = MessageDirection(one.group, rank == sender, waiter, one.message.tag)
     return max(arrivals[rank].messages.get(message, 0), arrivals[rank].sent.get(message, 0)) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class StopLink:
     """Ranks that are missing in one communication because they are stuck in another."""
 
     ranks: tuple[int, ...]
@@ -294,7 +294,7 @@ class Root(NamedTuple):
 class Chains:
     """The graph of waits."""
 
-    links: Mapping[int, tuple[Link, ...]]  # by position of a stop, the reasons of its missing ranks
+    links: Mapping[int, tuple[StopLink, ...]]  # by position of a stop, the reasons of its missing ranks
     roots: tuple[Root, ...]  # those that hold up most first
     cycles: tuple[tuple[int, ...], ...]  # stops that wait for each other in a circle: a deadlock
 
@@ -334,14 +334,14 @@ def _stuck_in(
     return stuck
 
 
-def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[Link, ...]:
+def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[StopLink, ...]:
     by_reason: dict[tuple[int | None, bool], list[int]] = {}
     for rank in (*(one.rank for one in stop.missing), *stop.unknown):
         by_reason.setdefault(stuck.get(rank, (None, True)), []).append(rank)
-    return tuple(Link(tuple(ranks), position, is_certain) for (position, is_certain), ranks in by_reason.items())
+    return tuple(StopLink(tuple(ranks), position, is_certain) for (position, is_certain), ranks in by_reason.items())
 
 
-def _cycles(links: Mapping[int, Sequence[Link]]) -> tuple[tuple[int, ...], ...]:
+def _cycles(links: Mapping[int, Sequence[StopLink]]) -> tuple[tuple[int, ...], ...]:
     """Return circles of certain links: a rank that only perhaps waits may be busy."""
     state: dict[int, int] = {}
     found = []
@@ -368,11 +368,11 @@ def _cycles(links: Mapping[int, Sequence[Link]]) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-def _next(links: Sequence[Link]) -> list[int]:
+def _next(links: Sequence[StopLink]) -> list[int]:
     return [link.waits_at_stop for link in links if link.waits_at_stop is not None and link.is_certain]
 
 
-def _roots(begin: int, links: Mapping[int, Sequence[Link]], in_cycle: set[int]) -> set[int]:
+def _roots(begin: int, links: Mapping[int, Sequence[StopLink]], in_cycle: set[int]) -> set[int]:
     """Return the ranks at the ends of all chains from a stop on."""
     roots: set[int] = set()
     seen = {begin}

@@ -24,7 +24,7 @@ TAG_SHIFT: Final = 32
 SCHEDULED: Final = "scheduled"
 
 
-class Message(NamedTuple):
+class MessageDirection(NamedTuple):
     """A direction of point-to-point communication as one of its sides counts it."""
 
     group: int
@@ -33,7 +33,7 @@ class Message(NamedTuple):
     tag: int
 
 
-class InFlight(NamedTuple):
+class UnendedCall(NamedTuple):
     """A communication that was launched and had not ended when its rank last wrote."""
 
     operation: str
@@ -52,8 +52,8 @@ class InFlight(NamedTuple):
         return self.operation in ("send", "recv")
 
     @property
-    def message(self) -> Message:
-        return Message(self.group, self.operation == "send", self.peer, max(self.seq, 0) >> TAG_SHIFT)
+    def message(self) -> MessageDirection:
+        return MessageDirection(self.group, self.operation == "send", self.peer, max(self.seq, 0) >> TAG_SHIFT)
 
     @property
     def number(self) -> int:
@@ -73,9 +73,9 @@ class RankArrivals:
     ended: Mapping[int, int] = field(default_factory=dict)  # one more than the highest number known to have ended
     longest_ns: Mapping[int, int] = field(default_factory=dict)  # ended collectives
     longest_message_ns: Mapping[int, int] = field(default_factory=dict)  # ended messages
-    messages: Mapping[Message, int] = field(default_factory=dict)  # number launched, by its own report
-    sent: Mapping[Message, int] = field(default_factory=dict)  # number received; empty if it ended cleanly
-    in_flight: tuple[InFlight, ...] = ()  # the one that blocks training first
+    messages: Mapping[MessageDirection, int] = field(default_factory=dict)  # number launched, by its own report
+    sent: Mapping[MessageDirection, int] = field(default_factory=dict)  # number received; empty if it ended cleanly
+    in_flight: tuple[UnendedCall, ...] = ()  # the one that blocks training first
     stalled_ns: int = 0  # time without a record or launch before its last write; 0 if unknown
 
 
@@ -109,8 +109,8 @@ def _collectives(trace: RankTrace) -> Bool:
     return np.asarray(rows & ~unfinished_rows(trace) if trace.metadata.is_dump else rows)
 
 
-def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
-    sent: dict[int, dict[Message, int]] = {}
+def _sent_by(run: Run, send: int) -> dict[int, dict[MessageDirection, int]]:
+    sent: dict[int, dict[MessageDirection, int]] = {}
     for rank, trace in run.ranks.items():
         for message, count in _messages(trace, send).items():
             if not message.is_send and message.peer >= 0:
@@ -161,7 +161,7 @@ def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
         for group, count in trace.activity.collectives.items():
             launched[int(group)] = max(launched.get(int(group), 0), count)
         for number, is_send, peer, tag, count in trace.activity.p2p:
-            message = Message(number, is_send, peer, tag)
+            message = MessageDirection(number, is_send, peer, tag)
             messages[message] = max(messages.get(message, 0), count)
     arrived: dict[int, int] = {}
     for one in in_flight:
@@ -212,7 +212,7 @@ def _ended(trace: RankTrace) -> tuple[dict[int, int], dict[int, int]]:
     return dict(zip(keys, (last + 1).tolist(), strict=True)), dict(zip(keys, longest.tolist(), strict=True))
 
 
-def _messages(trace: RankTrace, send: int) -> dict[Message, int]:
+def _messages(trace: RankTrace, send: int) -> dict[MessageDirection, int]:
     spans = trace.spans
     rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0) & (spans.seq >= 0))
     if not len(rows):
@@ -223,7 +223,9 @@ def _messages(trace: RankTrace, send: int) -> dict[Message, int]:
     last = np.full(len(example), -1, np.int64)
     np.maximum.at(last, which.reshape(-1), spans.seq[rows] & ((1 << TAG_SHIFT) - 1))
     return {
-        Message(int(spans.group[rows[at]]), bool(is_send[at]), int(spans.peer[rows[at]]), int(tag[at])): int(count)
+        MessageDirection(int(spans.group[rows[at]]), bool(is_send[at]), int(spans.peer[rows[at]]), int(tag[at])): int(
+            count
+        )
         for at, count in zip(example, last + 1, strict=True)
     }
 
@@ -240,7 +242,7 @@ def _longest_messages(trace: RankTrace) -> dict[int, int]:
     return longest
 
 
-def open_communications(trace: RankTrace) -> Iterable[InFlight]:
+def open_communications(trace: RankTrace) -> Iterable[UnendedCall]:
     """Yield what a rank had launched and what had not ended when it last wrote."""
     spans = trace.spans
     is_dump = trace.metadata.is_dump  # which has rows of all operations
@@ -252,7 +254,7 @@ def open_communications(trace: RankTrace) -> Iterable[InFlight]:
         ):
             continue  # It ended just before the rank's last write.
         age = 0 if trace.last_written_ns is None or not one.start else max(0, trace.last_written_ns - one.start)
-        yield InFlight(
+        yield UnendedCall(
             operation=one.operation,
             group=one.group,
             seq=one.seq,

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.matching.arrivals import GroupLabel, InFlight, RankArrivals, describe_group, known_groups
+from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, UnendedCall, describe_group, known_groups
 from commtrace.analysis.matching.match import Rows, bucket, concatenate, differences, gather
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject, fields_to_json
@@ -105,7 +105,7 @@ def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
     return replace(run, ranks=ranks, names=names)
 
 
-def _unfinished(trace: RankTrace, in_flight: Sequence[InFlight], names: list[str]) -> RankTrace:
+def _unfinished(trace: RankTrace, in_flight: Sequence[UnendedCall], names: list[str]) -> RankTrace:
     numbers = [-2 - position for position in range(len(in_flight))]
     rows: list[dict[str, object]] = [
         {

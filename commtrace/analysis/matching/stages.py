@@ -146,7 +146,7 @@ def classes_of(flows: Mapping[int, Flow]) -> dict[int, int]:
     for rank, flow in flows.items():
         for group in flow.groups:
             members.setdefault(group, []).append(rank)
-    same = _Joined()
+    same = _JoinedRanks()
     for ranks in members.values():
         of_members = {depths[rank] for rank in ranks}
         if len(of_members) == 1 and None not in of_members:
@@ -156,7 +156,7 @@ def classes_of(flows: Mapping[int, Flow]) -> dict[int, int]:
     return {rank: number[same.first(rank)] for rank in sorted(flows)}
 
 
-class _Joined:
+class _JoinedRanks:
     """Sets of ranks that grow together."""
 
     def __init__(self) -> None:

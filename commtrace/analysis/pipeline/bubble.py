@@ -114,7 +114,7 @@ def measure_waits(run: Run, matches: Matches, roles: Roles) -> dict[int, RankWai
     return measured
 
 
-def bubbles_of_stages(ranks: Mapping[int, RankWaits], causes: Mapping[int, Cause]) -> list[StageBubble]:
+def bubbles_of_stages(ranks: Mapping[int, RankWaits], causes: Mapping[int, BubbleCause]) -> list[StageBubble]:
     """Return the stages of a pipeline, ascending; without causes, only the measured fields."""
     stages: dict[int, list[int]] = {}
     for rank, own in ranks.items():
@@ -122,7 +122,7 @@ def bubbles_of_stages(ranks: Mapping[int, RankWaits], causes: Mapping[int, Cause
     return [_stage(stage, stages[stage], ranks, causes) for stage in sorted(stages)]
 
 
-class Cause(NamedTuple):
+class BubbleCause(NamedTuple):
     """Bubble of one rank, ns summed over the replayed steps, with ever more ideal durations."""
 
     steps: int
@@ -136,11 +136,11 @@ class Cause(NamedTuple):
 class BubbleCauses:
     """The replayed bubble of each rank. Those of several windows of a run add up."""
 
-    ranks: Mapping[int, Cause]
+    ranks: Mapping[int, BubbleCause]
 
     def __add__(self, later: BubbleCauses) -> BubbleCauses:
         pairs = {rank: zip(own, later.ranks[rank], strict=True) for rank, own in self.ranks.items()}
-        return BubbleCauses({rank: Cause._make(one + more for one, more in pair) for rank, pair in pairs.items()})
+        return BubbleCauses({rank: BubbleCause._make(one + more for one, more in pair) for rank, pair in pairs.items()})
 
 
 def replayed_bubbles(
@@ -168,7 +168,7 @@ def replayed_bubbles(
     replays = [bubbles(*scenario) for scenario in scenarios]
     return BubbleCauses(
         {
-            rank: Cause(len(program.steps), *(float(replay[index]) for replay in replays))
+            rank: BubbleCause(len(program.steps), *(float(replay[index]) for replay in replays))
             for index, rank in enumerate(program.ranks.tolist())
         }
     )
@@ -345,7 +345,7 @@ def _without_waits(block: Block, rows: Int64, waits: Int64) -> tuple[Int64, Int6
 
 
 def _stage(
-    stage: int, recorded: list[int], measured: Mapping[int, RankWaits], causes: Mapping[int, Cause]
+    stage: int, recorded: list[int], measured: Mapping[int, RankWaits], causes: Mapping[int, BubbleCause]
 ) -> StageBubble:
     """Return the mean over the ranks with known waits, or over all ranks if there are none."""
     ranks = [rank for rank in recorded if measured[rank].is_known] or recorded
@@ -384,7 +384,7 @@ def _stage(
     )
 
 
-def _parts(causes: list[Cause]) -> tuple[int, int, int] | tuple[None, None, None]:
+def _parts(causes: list[BubbleCause]) -> tuple[int, int, int] | tuple[None, None, None]:
     """Return the bubble due to transfers, imbalance and the schedule, ns per step."""
     if not causes:
         return None, None, None

@@ -41,7 +41,7 @@ class RankPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedPipeline:
     """One step of the plan, with one rank per stage of one replica; it ends with the last backward of any rank."""
 
     step: int
@@ -66,7 +66,7 @@ def plan_of_steps(analysis: Analysis, steps: Sequence[int]) -> PlanTimeline | No
     return plan_timeline(rows.run, plan) if plan else None
 
 
-def plan_of(run: Run, program: Program) -> Plan | None:
+def plan_of(run: Run, program: Program) -> PlannedPipeline | None:
     """Return the plan of the first replayed step; None for a run without forwards on several stages."""
     ranks = _one_replica(run)
     times = _phase_times(program, step=0)
@@ -75,7 +75,7 @@ def plan_of(run: Run, program: Program) -> Plan | None:
         return None
     begin = min(int(plan.start_ns[0]) for plan in plans)
     moved = tuple(_moved(plan, begin) for plan in plans)
-    return Plan(int(program.steps[0]), max(int(plan.end_ns.max()) for plan in moved), moved)
+    return PlannedPipeline(int(program.steps[0]), max(int(plan.end_ns.max()) for plan in moved), moved)
 
 
 def _one_replica(run: Run) -> list[int]:
@@ -137,7 +137,7 @@ def _moved(plan: RankPlan, begin: int) -> RankPlan:
     return RankPlan(plan.rank, plan.kind, plan.microbatch, plan.chunk, plan.start_ns - begin, plan.end_ns - begin)
 
 
-def plan_timeline(run: Run, plan: Plan) -> PlanTimeline:
+def plan_timeline(run: Run, plan: PlannedPipeline) -> PlanTimeline:
     """Return the plan as one step of a timeline (see :mod:`.timeline`), with the outline that it needs."""
     return {
         "outline": {

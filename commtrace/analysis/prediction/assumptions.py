@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.prediction.changes import Changes
-from commtrace.analysis.prediction.parts import Parts
+from commtrace.analysis.prediction.parts import PipelineParts
 from commtrace.analysis.prediction.rebuilt_steps import StageLengths
 from commtrace.errors import ConfigurationError
 from commtrace.schedule import FORWARD
@@ -26,7 +26,7 @@ MISSED: Final = "missed of the run itself"
 SCATTER: Final = "scatter of steps"
 
 
-class Spread(NamedTuple):
+class UncertaintyPart(NamedTuple):
     """A part of the ± of an answer: ns to either side."""
 
     cause: str
@@ -48,7 +48,7 @@ class _StageTimes(NamedTuple):
     recompute: float  # in the backwards
 
 
-def stage_lengths(parts: Parts, changes: Changes) -> tuple[StageLengths, ...]:
+def stage_lengths(parts: PipelineParts, changes: Changes) -> tuple[StageLengths, ...]:
     """Return how forwards and backwards of each stage change in length.
 
     All layers of a stage take the same time. On the first and the last stage, what is beyond the time of as many layers
@@ -65,7 +65,7 @@ def stage_lengths(parts: Parts, changes: Changes) -> tuple[StageLengths, ...]:
 
 
 def assumptions(
-    parts: Parts, changes: Changes, lengths: tuple[StageLengths, ...], *, assumes_weights: bool
+    parts: PipelineParts, changes: Changes, lengths: tuple[StageLengths, ...], *, assumes_weights: bool
 ) -> tuple[Assumption, ...]:
     """Return what is assumed on the lengths of forwards and backwards.
 
@@ -90,7 +90,7 @@ def assumptions(
     return tuple(found)
 
 
-def spread_of_microbatches(parts: Parts, microbatches: int) -> float | None:
+def spread_of_microbatches(parts: PipelineParts, microbatches: int) -> float | None:
     """Return what the microbatches that are added or left out may differ by, ns.
 
     Each is as long as the mean of the m recorded ones, give or take two standard errors of it, which makes
@@ -104,7 +104,7 @@ def spread_of_microbatches(parts: Parts, microbatches: int) -> float | None:
     return CONFIDENCE * added * float(np.std(longest, ddof=1)) / math.sqrt(parts.microbatches)
 
 
-def notes_on_layers(parts: Parts, changes: Changes) -> tuple[str, ...]:
+def notes_on_layers(parts: PipelineParts, changes: Changes) -> tuple[str, ...]:
     """Return what is assumed of layers that move, in sentences."""
     if not changes.layers:
         return ()
@@ -115,7 +115,7 @@ def notes_on_layers(parts: Parts, changes: Changes) -> tuple[str, ...]:
     )
 
 
-def _layers_before(parts: Parts, changes: Changes) -> tuple[int, ...]:
+def _layers_before(parts: PipelineParts, changes: Changes) -> tuple[int, ...]:
     after = changes.layers
     if len(after) != parts.stages:
         raise ConfigurationError(f"--layers names {len(after)} stages, but the pipeline of this run has {parts.stages}")
@@ -135,7 +135,7 @@ def _layers_before(parts: Parts, changes: Changes) -> tuple[int, ...]:
     return before
 
 
-def _layer_times(parts: Parts, before: tuple[int, ...]) -> list[tuple[float, float]]:
+def _layer_times(parts: PipelineParts, before: tuple[int, ...]) -> list[tuple[float, float]]:
     """Return the forward and the backward of a layer of each stage, ns."""
     times = [_times_of_stage(parts, stage) for stage in range(parts.stages)]
     forward = _without_ends([own.forward / count for own, count in zip(times, before, strict=True)])
@@ -150,7 +150,7 @@ def _without_ends(by_stage: list[float]) -> list[float]:
 
 
 def _with_layers(
-    parts: Parts, changes: Changes, before: tuple[int, ...], layer: list[tuple[float, float]]
+    parts: PipelineParts, changes: Changes, before: tuple[int, ...], layer: list[tuple[float, float]]
 ) -> tuple[StageLengths, ...]:
     """Return the lengths of stages if each layer that comes or goes takes so long: forward and backward, by stage."""
     lengths = []
@@ -160,7 +160,7 @@ def _with_layers(
     return tuple(lengths)
 
 
-def _other_layers(parts: Parts, changes: Changes) -> tuple[tuple[StageLengths, ...], ...]:
+def _other_layers(parts: PipelineParts, changes: Changes) -> tuple[tuple[StageLengths, ...], ...]:
     if parts.stages == 2:
         return ()
     before = _layers_before(parts, changes)
@@ -174,7 +174,9 @@ def _share_beyond_forward(times: _StageTimes) -> float:
     return min(max(1 - times.forward / backward, 0.0), 1.0) if backward > 0 else 0.0
 
 
-def _repeated_without_ends(parts: Parts, lengths: tuple[StageLengths, ...]) -> tuple[tuple[StageLengths, ...], ...]:
+def _repeated_without_ends(
+    parts: PipelineParts, lengths: tuple[StageLengths, ...]
+) -> tuple[tuple[StageLengths, ...], ...]:
     if parts.stages < 3:
         return ()
     forwards = [_times_of_stage(parts, stage).forward for stage in range(parts.stages)]
@@ -182,7 +184,7 @@ def _repeated_without_ends(parts: Parts, lengths: tuple[StageLengths, ...]) -> t
     return (tuple(replace(own, repeated=share) for own, share in zip(lengths, shares, strict=True)),)
 
 
-def _times_of_stage(parts: Parts, stage: int) -> _StageTimes:
+def _times_of_stage(parts: PipelineParts, stage: int) -> _StageTimes:
     forward = backward = recompute = 0.0
     for pipeline in parts.pipelines:
         for lane in parts.lanes[pipeline[stage]]:
@@ -195,7 +197,7 @@ def _times_of_stage(parts: Parts, stage: int) -> _StageTimes:
     return _StageTimes(forward, backward, recompute)
 
 
-def _times_by_microbatch(parts: Parts, stage: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _times_by_microbatch(parts: PipelineParts, stage: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the forward and backward of each microbatch on a stage, ns, means over steps and replicas."""
     lanes = [lane for pipeline in parts.pipelines for lane in parts.lanes[pipeline[stage]]]
     totals = dict.fromkeys(lanes[0].microbatches, 0.0)

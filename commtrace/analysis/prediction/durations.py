@@ -13,7 +13,7 @@ from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.prediction.changes import BandwidthChange, LatencyChange, OverlapChange
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
-from commtrace.analysis.replay.edges import Transfers
+from commtrace.analysis.replay.edges import ReplayTransfers
 from commtrace.analysis.replay.program import stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, same_work
 from commtrace.analysis.statistics import Float64
@@ -108,7 +108,7 @@ def _bus_bytes(recorded: RecordedSteps) -> Float64:
     return np.asarray(np.maximum(transfers.bytes, 0) * np.array([factors[kind] for kind in kinds], np.float64))
 
 
-def _usual_ns(transfers: Transfers, rows: Int64) -> float:
+def _usual_ns(transfers: ReplayTransfers, rows: Int64) -> float:
     """Return the median of these transfers, ns: of the exact ones, if there are any."""
     exact = rows[transfers.exact[rows]]
     return float(np.median(transfers.ns[exact if len(exact) else rows]))

@@ -65,7 +65,7 @@ class LaneParts:
         }
 
 
-class Parts(NamedTuple):
+class PipelineParts(NamedTuple):
     """All lanes, taken apart, and how their messages pass."""
 
     lanes: tuple[tuple[LaneParts, ...], ...]  # by index of the rank, then of the step
@@ -88,7 +88,7 @@ class Parts(NamedTuple):
         return len(self.lanes[0][0].microbatches)
 
 
-def take_apart(recorded: RecordedSteps, durations: Durations, times: Int64) -> Parts:
+def take_apart(recorded: RecordedSteps, durations: Durations, times: Int64) -> PipelineParts:
     """Take the replayed steps apart.
 
     Raises:
@@ -105,7 +105,7 @@ def take_apart(recorded: RecordedSteps, durations: Durations, times: Int64) -> P
     means = [parts.transfer_ns for rank in lanes for parts in rank if not np.isnan(parts.transfer_ns)]
     pipelines = _pipelines(run, recorded.ranks.tolist())
     chunks = lanes[0][0].chunks
-    return Parts(
+    return PipelineParts(
         lanes=lanes,
         pipelines=pipelines,
         places=_places(run, recorded.ranks.tolist(), pipelines, chunks),

@@ -21,7 +21,7 @@ from commtrace.analysis.prediction.assumptions import (
     MISSED,
     SCATTER,
     Assumption,
-    Spread,
+    UncertaintyPart,
     assumptions,
     notes_on_layers,
     spread_of_microbatches,
@@ -37,7 +37,7 @@ from commtrace.analysis.prediction.durations import (
     with_overlap,
     without_slow_ranks,
 )
-from commtrace.analysis.prediction.parts import Parts, take_apart
+from commtrace.analysis.prediction.parts import PipelineParts, take_apart
 from commtrace.analysis.prediction.rebuilt_steps import (
     HALF,
     LaneWork,
@@ -119,7 +119,7 @@ class Prediction:
     fidelity: Fidelity
     modelled_ns: float  # the model's own step time with the changes
     predicted_ns: float  # with what the model does not explain of the measured step
-    uncertainty: tuple[Spread, ...]  # the parts of ±
+    uncertainty: tuple[UncertaintyPart, ...]  # the parts of ±
     assumptions: tuple[str, ...]  # sentences
     left_out: tuple[str, ...]  # phrases: what neither the answer nor its ± holds, and parts of ± that are not known
     steps: tuple[int, ...]  # that were replayed
@@ -172,7 +172,7 @@ class Outcome(NamedTuple):
     recorded: RecordedSteps
     durations: Durations
     times: Int64  # of the recorded graph with these durations
-    parts: Parts | None
+    parts: PipelineParts | None
     work: tuple[tuple[LaneWork, ...], ...]
     rebuilt: RebuiltSteps | None
 
@@ -222,7 +222,7 @@ class StepModel:
         return self.recorded.times(*self.measured[:2])
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> PipelineParts:
         """Return the recorded steps, taken apart.
 
         Raises:
@@ -328,7 +328,7 @@ def _rebuilt_outcome(
         if moved_ns is None:
             not_known += ("other microbatches (not known: one microbatch)",)
         else:
-            spreads += (Spread("other microbatches", moved_ns),)
+            spreads += (UncertaintyPart("other microbatches", moved_ns),)
     prediction = _prediction(
         recorded,
         changes,
@@ -350,10 +350,10 @@ def _rebuilt_outcome(
     return Outcome(prediction, recorded, durations, times, parts, work, rebuilt)
 
 
-def _spreads(answer_ns: Int64, others_ns: Mapping[str, Sequence[Int64]]) -> tuple[Spread, ...]:
+def _spreads(answer_ns: Int64, others_ns: Mapping[str, Sequence[Int64]]) -> tuple[UncertaintyPart, ...]:
     """Return how far the mean step moves with each assumption made otherwise, at most."""
     return tuple(
-        Spread(name, max(abs(float(other.mean() - answer_ns.mean())) for other in others))
+        UncertaintyPart(name, max(abs(float(other.mean() - answer_ns.mean())) for other in others))
         for name, others in others_ns.items()
         if others
     )
@@ -389,7 +389,7 @@ def _prediction(
     rebuilt_ns: Int64 | None,
     changed_ns: Int64,
     notes: Sequence[str],
-    spreads: Sequence[Spread],
+    spreads: Sequence[UncertaintyPart],
     not_known: Sequence[str],
 ) -> Prediction:
     """Return the answer with the parts of its ±.
@@ -409,12 +409,12 @@ def _prediction(
     model_ns = replayed_ns if rebuilt_ns is None else rebuilt_ns
     unexplained = fidelity.measured_ns - fidelity.modelled_ns
     growth = max(1.0, float(changed_ns.mean()) / fidelity.modelled_ns)
-    uncertainty = [Spread(MISSED, abs(unexplained) * growth)]
+    uncertainty = [UncertaintyPart(MISSED, abs(unexplained) * growth)]
     left_out = [*changes.left_out(), *not_known]
     if len(steps) > 1:
         deviation, scatter = (float(np.std(each, ddof=1)) for each in (changed_ns - model_ns, measured_ns))
         standard_error = math.hypot(deviation, scatter) / math.sqrt(len(steps))
-        uncertainty.append(Spread(SCATTER, CONFIDENCE * standard_error))
+        uncertainty.append(UncertaintyPart(SCATTER, CONFIDENCE * standard_error))
     else:
         left_out.append(f"{SCATTER} (not known: one step)")
     return Prediction(
@@ -446,7 +446,7 @@ class _Plan(NamedTuple):
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, analysis: Analysis, parts: Parts, changes: Changes) -> _Plan:
+    def of(cls, analysis: Analysis, parts: PipelineParts, changes: Changes) -> _Plan:
         rows = analysis.replayed
         found = pipeline_totals(rows.run, rows.matches, rows.roles).pipeline()
         recognised = found.schedule if found else (ONE_F_ONE_B if parts.stages == 1 else UNKNOWN)
@@ -472,7 +472,9 @@ class _Plan(NamedTuple):
         notes = (*_notes(parts, changes, chunks, microbatches, assumes_weights), *notes_on_layers(parts, changes))
         return cls(recognised, planned, chunks, microbatches, lengths, assumed, notes)
 
-    def work(self, parts: Parts, changes: Changes, lengths: Sequence[StageLengths]) -> tuple[tuple[LaneWork, ...], ...]:
+    def work(
+        self, parts: PipelineParts, changes: Changes, lengths: Sequence[StageLengths]
+    ) -> tuple[tuple[LaneWork, ...], ...]:
         """Return what each rank does, step by step."""
         return tuple(
             tuple(
@@ -488,7 +490,7 @@ class _Plan(NamedTuple):
         durations: Durations,
         changes: Changes,
         lengths: Sequence[StageLengths],
-        parts: Parts | None = None,
+        parts: PipelineParts | None = None,
     ) -> Int64:
         """Return the lengths of the steps rebuilt with other durations or lengths; ``parts`` of these durations."""
         if parts is None:
@@ -497,7 +499,7 @@ class _Plan(NamedTuple):
         return rebuild_steps(recorded, durations, parts, work, self.chunks, _transfers(parts)).step_ns
 
 
-def _chunks(parts: Parts, changes: Changes) -> int:
+def _chunks(parts: PipelineParts, changes: Changes) -> int:
     if changes.chunks is not None:
         return changes.chunks
     return 1 if changes.schedule == ONE_F_ONE_B else parts.chunks
@@ -510,16 +512,18 @@ def _schedule(recognised: str, chunks: int, changes: Changes) -> str:
     return as_chunked(recognised, chunks) if recognised in WRITTEN else ""
 
 
-def _tells_weights(parts: Parts, changes: Changes) -> bool:
+def _tells_weights(parts: PipelineParts, changes: Changes) -> bool:
     """Return whether it is known how long the weights' part of a backward takes."""
     return _has_weights(parts) or changes.weight_share is not None
 
 
-def _has_weights(parts: Parts) -> bool:
+def _has_weights(parts: PipelineParts) -> bool:
     return any(action.letter == WEIGHTS for rank in parts.lanes for action in rank[0].actions)
 
 
-def _notes(parts: Parts, changes: Changes, chunks: int, microbatches: int, assumes_weights: bool) -> Iterator[str]:
+def _notes(
+    parts: PipelineParts, changes: Changes, chunks: int, microbatches: int, assumes_weights: bool
+) -> Iterator[str]:
     """Yield what a schedule assumes beyond the recorded steps."""
     if assumes_weights:
         yield (
@@ -539,7 +543,7 @@ def _notes(parts: Parts, changes: Changes, chunks: int, microbatches: int, assum
         yield "Each backward is preceded by a repetition of its whole forward."
 
 
-def _check_actions(parts: Parts, schedule: str, microbatches: int, chunks: int) -> None:
+def _check_actions(parts: PipelineParts, schedule: str, microbatches: int, chunks: int) -> None:
     """Refuse steps that would take minutes and gigabytes to rebuild; as many actions as were recorded are fine."""
     lanes = [lane for rank in parts.lanes for lane in rank]
     of_a_microbatch = chunks * (3 if splits_backwards(schedule) else 2)
@@ -560,7 +564,7 @@ def _check_weight_share(changes: Changes, *, splits: bool) -> None:
         )
 
 
-def _check_recompute(parts: Parts, changes: Changes) -> None:
+def _check_recompute(parts: PipelineParts, changes: Changes) -> None:
     repeats = any(lane.recompute_ns.any() for rank in parts.lanes for lane in rank)
     if changes.recompute and repeats:
         raise ConfigurationError("--recompute on: this run recomputes activations already")
@@ -568,12 +572,12 @@ def _check_recompute(parts: Parts, changes: Changes) -> None:
         raise ConfigurationError("--recompute off: this run recomputes nothing, as far as was recorded")
 
 
-def _stage_of_rank(parts: Parts) -> list[tuple[int, int]]:
+def _stage_of_rank(parts: PipelineParts) -> list[tuple[int, int]]:
     stage = {rank: at for pipeline in parts.pipelines for at, rank in enumerate(pipeline)}
     return sorted(stage.items())
 
 
-def _transfers(parts: Parts) -> list[list[float]]:
+def _transfers(parts: PipelineParts) -> list[list[float]]:
     return [
         [parts.mean_transfer_ns if math.isnan(lane.transfer_ns) else lane.transfer_ns for lane in rank]
         for rank in parts.lanes

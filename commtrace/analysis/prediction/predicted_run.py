@@ -14,7 +14,7 @@ import numpy as np
 
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.analysis.matching.roles import PIPELINE, is_p2p
-from commtrace.analysis.prediction.parts import Parts
+from commtrace.analysis.prediction.parts import PipelineParts
 from commtrace.analysis.prediction.pipeline_graph import places_in_a_loop
 from commtrace.analysis.prediction.predict import Outcome
 from commtrace.analysis.prediction.rebuilt_steps import RebuiltSteps
@@ -156,7 +156,7 @@ def _stage(outcome: Outcome, index: int) -> int:
 
 def _messages(outcome: Outcome, rebuilt: RebuiltSteps, step: int) -> Iterator[_Message]:
     """Yield the messages between the stages of every pipeline, in the order of each sender."""
-    parts: Parts | None = outcome.parts
+    parts: PipelineParts | None = outcome.parts
     assert parts is not None
     chunks = outcome.prediction.chunks
     places = parts.places if chunks == parts.chunks else places_in_a_loop(parts.stages, chunks or 1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.durations import Durations
-from commtrace.analysis.prediction.parts import LaneParts, Parts
+from commtrace.analysis.prediction.parts import LaneParts, PipelineParts
 from commtrace.analysis.prediction.pipeline_graph import PipelineGraph, pipeline_graph, places_in_a_loop
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.edges import work_between, worked_before
@@ -59,7 +59,7 @@ def changed_work(
 
     Microbatches beyond the recorded ones take the times of the recorded ones again, in turn.
     """
-    table = _Table.of(parts, changes, lengths)
+    table = _ActionTable.of(parts, changes, lengths)
     if order is None:
         busy = [table.ns(table.split(action), parts.chunks) for action in parts.actions]
         return LaneWork(parts.actions, np.array(busy, np.int64), parts.gap_ns, parts.actions)
@@ -76,7 +76,7 @@ def changed_work(
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _ActionTable:
     """The times of forwards, backwards and their weights' part, by recorded microbatch and chunk."""
 
     microbatches: tuple[int, ...]
@@ -87,7 +87,7 @@ class _Table:
     recorded: Mapping[tuple[int, int], Mapping[str, Action]]
 
     @classmethod
-    def of(cls, parts: LaneParts, changes: Changes, lengths: StageLengths) -> _Table:
+    def of(cls, parts: LaneParts, changes: Changes, lengths: StageLengths) -> _ActionTable:
         forward: dict[tuple[int, int], int] = {}
         backward: dict[tuple[int, int], int] = {}
         weights: dict[tuple[int, int], int] = {}
@@ -167,7 +167,7 @@ class RebuiltSteps(NamedTuple):
 def rebuild_steps(
     recorded: RecordedSteps,
     durations: Durations,
-    parts: Parts,
+    parts: PipelineParts,
     work: Sequence[Sequence[LaneWork]],
     chunks: int,
     transfer_ns: Sequence[Sequence[float]],
@@ -216,7 +216,7 @@ def _weights(
     graph: PipelineGraph,
     pipeline: Sequence[int],
     step: int,
-    parts: Parts,
+    parts: PipelineParts,
     work: Sequence[Sequence[LaneWork]],
     transfer_ns: Sequence[Sequence[float]],
 ) -> Int64:
@@ -266,7 +266,7 @@ class _Tail(NamedTuple):
     last_before: Int64  # the last node of the lane before the end of the last action, by rank and step
 
     @classmethod
-    def of(cls, recorded: RecordedSteps, parts: Parts) -> _Tail:
+    def of(cls, recorded: RecordedSteps, parts: PipelineParts) -> _Tail:
         lanes = recorded.lanes
         ranks, steps = lanes.first_node.shape
         nodes = len(lanes.node_piece)

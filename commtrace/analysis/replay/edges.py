@@ -161,7 +161,7 @@ _NEVER: Final = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
-class Transfers:
+class ReplayTransfers:
     """Communications after the last start, per participant. Columns of equal length."""
 
     rank: Int32
@@ -189,7 +189,7 @@ class Joins:
     helps: Int32  # join that the launch helps to start; −1 if others do not wait for it
     waits_for: Int32  # join that the launch ends after
     members: tuple[Int32, Int32]  # joins of communications, and of the brackets that these are part of
-    transfers: Transfers
+    transfers: ReplayTransfers
 
 
 def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
@@ -208,7 +208,7 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
         np.maximum.at(shared, bracket[sources], latest[sources])
         latest = np.where(bracket >= 0, shared[bracket], latest)
     eager = launches.end < latest
-    transfers = Transfers(
+    transfers = ReplayTransfers(
         rank=launches.rank,
         row=launches.row,
         step=launches.step,

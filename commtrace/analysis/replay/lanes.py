@@ -13,13 +13,13 @@ from commtrace.analysis.breakdown.intervals import IntervalUnion, distinct
 from commtrace.analysis.keys import find_rows, pack
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import SYNCHRONISING, codes_named, timed_rows
-from commtrace.analysis.replay.segments import LaneRows, Phases, Pieces, Segments, find_segments, narrow
+from commtrace.analysis.replay.segments import LaneRows, Phases, Pieces, WorkSegments, find_segments, narrow
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.blocks import bounds_of
 from commtrace.trace.spans import Bool, Int8, Int32, Int64
 
-_Columns = TypeVar("_Columns", "Segments", "Starts", "Waits", "Launches")
+_Columns = TypeVar("_Columns", "WorkSegments", "Starts", "Waits", "Launches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Lanes:
     step_end: Int64
     piece_ns: Int64
     piece_segment: Int32  # index of the segment of each piece
-    segments: Segments
+    segments: WorkSegments
     starts: Starts
     waits: Waits
 
@@ -153,7 +153,7 @@ def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
         if field.name not in ("segments", "starts", "waits")
     }
     whole = Lanes(
-        segments=_concatenated(Segments, [own.segments for own in lanes]),
+        segments=_concatenated(WorkSegments, [own.segments for own in lanes]),
         starts=_concatenated(Starts, [own.starts for own in lanes]),
         waits=_concatenated(Waits, [own.waits for own in lanes]),
         **columns,

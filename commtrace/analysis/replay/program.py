@@ -18,8 +18,8 @@ from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.replay.edges import (
     Edges,
     Joins,
+    ReplayTransfers,
     StallNodes,
-    Transfers,
     connect,
     join_launches,
     no_longer_than_their_stalls,
@@ -28,7 +28,7 @@ from commtrace.analysis.replay.edges import (
 )
 from commtrace.analysis.replay.graph import ReplayError, StepsGraph, graph_of_steps
 from commtrace.analysis.replay.lanes import Lanes, Launches, ReadLanes, concatenate_lanes, read_lanes
-from commtrace.analysis.replay.segments import LaneRows, Segments, same_work
+from commtrace.analysis.replay.segments import LaneRows, WorkSegments, same_work
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run, told_stage
@@ -41,8 +41,8 @@ class Program:
 
     graph: StepsGraph
     edges: Edges
-    segments: Segments
-    transfers: Transfers
+    segments: WorkSegments
+    transfers: ReplayTransfers
     stalls: StallNodes
     piece_ns: Int64
     piece_segment: Int32
@@ -160,8 +160,8 @@ class _Connected(NamedTuple):
 
     edges: Edges
     stalls: StallNodes
-    transfers: Transfers
-    segments: Segments
+    transfers: ReplayTransfers
+    segments: WorkSegments
     piece_ns: Int64
     piece_segment: Int32
     first_node: Int64

@@ -15,11 +15,11 @@ import numpy as np
 
 from commtrace.analysis.keys import find_rows
 from commtrace.analysis.replay.program import Program
-from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, Segments, narrow
+from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, WorkSegments, narrow
 from commtrace.analysis.replay.step_statistics import (
     Entries,
+    LinkTraffic,
     StepStatistics,
-    Traffic,
     TransferKind,
     TransferTable,
     WorkTable,
@@ -38,7 +38,7 @@ class Places(NamedTuple):
     ranks: Int64
     steps: Int64
     entries: Entries
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[LinkTraffic, ...]
     kinds: tuple[TransferKind, ...]
 
     @classmethod
@@ -50,7 +50,7 @@ class Places(NamedTuple):
 class PlacedSegments(NamedTuple):
     """The segments of a program, with their ranks, steps and entries as indices into the statistics (−1: none)."""
 
-    segments: Segments
+    segments: WorkSegments
     row: Int32
     step: Int32
     entry: Int32

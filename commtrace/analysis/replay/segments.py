@@ -79,7 +79,7 @@ _SHARES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class WorkSegments:
     """Work on the compute lane between two stalls, within one phase or between two. Columns of equal length."""
 
     rank: Int32
@@ -111,7 +111,7 @@ def ends_with_a_phase(kind: Int32 | Int64) -> Bool:
     return np.asarray((kind >= BETWEEN) & ((kind - BETWEEN) % 4 > 0))
 
 
-def first_of_phase(segments: Segments) -> Bool:
+def first_of_phase(segments: WorkSegments) -> Bool:
     """Return whether each segment is the first of its phase. Segments of a phase must be neighbours."""
     first = np.ones(len(segments), np.bool_)
     first[1:] = segments.instance[1:] != segments.instance[:-1]
@@ -120,7 +120,7 @@ def first_of_phase(segments: Segments) -> Bool:
     return first
 
 
-def same_work(segments: Segments) -> Int64:
+def same_work(segments: WorkSegments) -> Int64:
     """Return numbers from 0 that are equal for segments of the same work."""
     _, number = grouped(pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal]))
     return number
@@ -179,7 +179,7 @@ def find_segments(
     intervals: IntervalUnion,
     stalls: Int64,
     phases: Phases,
-) -> tuple[Segments, Int64]:
+) -> tuple[WorkSegments, Int64]:
     """Return the segments of some lanes, and the segment of each piece.
 
     ``intervals`` are the steps, rank by rank; ``stalls`` are starts of the recorded stalls.
@@ -198,7 +198,7 @@ def find_segments(
     row = phases.row[np.maximum(instances.phase, 0)] if len(phases.row) else np.zeros(len(first), np.int64)
     rank = instances.interval // num_steps
     shares = _shares(rows, pieces, head)
-    segments = Segments(
+    segments = WorkSegments(
         rank=narrow(rows.ranks[rank])[instance],
         step=narrow(instances.interval - rank * num_steps)[instance],
         stage=narrow(stages[rank])[instance],

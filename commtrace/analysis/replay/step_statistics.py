@@ -13,9 +13,9 @@ import numpy as np
 
 from commtrace.analysis.keys import find_rows, grouped, pack
 from commtrace.analysis.replay.between_steps import BetweenSteps
-from commtrace.analysis.replay.edges import Transfers
+from commtrace.analysis.replay.edges import ReplayTransfers
 from commtrace.analysis.replay.program import Program, class_of
-from commtrace.analysis.replay.segments import BACKWARD, FORWARD, Segments, first_of_phase
+from commtrace.analysis.replay.segments import BACKWARD, FORWARD, WorkSegments, first_of_phase
 from commtrace.analysis.statistics import Float64
 from commtrace.findings.causes import CHECKPOINT, DATA, EVALUATION, GC, PAUSES
 from commtrace.trace.blocks import pick
@@ -75,7 +75,7 @@ class WorkTable:
     launch_bound_ns: Int64  # of ``work_ns``, the device waited for its host; −1 if not known
 
     @classmethod
-    def of(cls, segments: Segments) -> WorkTable:
+    def of(cls, segments: WorkSegments) -> WorkTable:
         columns = [getattr(segments, name) for name in Entries._fields]
         first, entry = grouped(pack(columns))
         return cls(
@@ -157,20 +157,20 @@ def _kept(number: Int32, count: int) -> tuple[Int64, Int32]:
 _SEND, _RECEIVE = "send", "recv"
 
 
-class Link(NamedTuple):
+class TransferLink(NamedTuple):
     """Ranks of communications: sender and receiver of messages, members of collectives in ascending order."""
 
     ranks: tuple[int, ...]
     is_directed: bool
 
 
-class Traffic(NamedTuple):
+class LinkTraffic(NamedTuple):
     """Similar transfers over a link; the operation of messages is ``send`` on either side."""
 
     operation: str
     num_bytes: int
     participants: int
-    link: Link
+    link: TransferLink
 
 
 class TransferKind(NamedTuple):
@@ -185,7 +185,7 @@ class TransferKind(NamedTuple):
 class TransferTable:
     """Transfers of some steps, one row per participant."""
 
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[LinkTraffic, ...]
     kinds: tuple[TransferKind, ...]
     row: Int32  # index into ``traffic``; −1 without other participants
     kind: Int32  # index into ``kinds``
@@ -196,7 +196,7 @@ class TransferTable:
     exact: Bool  # False: ``ns`` is an upper bound
 
     @classmethod
-    def of(cls, run: Run, transfers: Transfers) -> TransferTable:
+    def of(cls, run: Run, transfers: ReplayTransfers) -> TransferTable:
         """Return the transfers of a program."""
         traffic, row = traffic_of(run, transfers)
         kinds, kind = kinds_of(run, transfers)
@@ -251,7 +251,7 @@ class TransferTable:
         )
 
 
-_Key = TypeVar("_Key", Traffic, TransferKind)
+_Key = TypeVar("_Key", LinkTraffic, TransferKind)
 
 
 def _together(parts: Sequence[tuple[_Key, ...]]) -> tuple[tuple[_Key, ...], list[Int32]]:
@@ -264,14 +264,14 @@ def _together(parts: Sequence[tuple[_Key, ...]]) -> tuple[tuple[_Key, ...], list
     return tuple(number), numbers
 
 
-def kinds_of(run: Run, transfers: Transfers) -> tuple[tuple[TransferKind, ...], Int64]:
+def kinds_of(run: Run, transfers: ReplayTransfers) -> tuple[tuple[TransferKind, ...], Int64]:
     """Return the kinds of transfers, and the index of each transfer's kind."""
     first, kind = grouped(pack([transfers.name, transfers.bytes, transfers.participants]))
     columns = (column[first].tolist() for column in (transfers.name, transfers.bytes, transfers.participants))
     return tuple(TransferKind(run.names[name], *sizes) for name, *sizes in zip(*columns, strict=True)), kind
 
 
-def traffic_of(run: Run, transfers: Transfers) -> tuple[tuple[Traffic, ...], Int64]:
+def traffic_of(run: Run, transfers: ReplayTransfers) -> tuple[tuple[LinkTraffic, ...], Int64]:
     """Return the traffic, and the index into it of each transfer; −1 without other participants."""
     rows = np.flatnonzero(transfers.participants > 1)
     number = np.full(len(transfers), -1, np.int64)
@@ -285,10 +285,10 @@ def traffic_of(run: Run, transfers: Transfers) -> tuple[tuple[Traffic, ...], Int
     num_bytes, participants = (column[rows][first] for column in (transfers.bytes, transfers.participants))
     one, row = grouped(pack([name, num_bytes, participants, crosses[link].astype(np.int64), link]))
     # Groups with the same members are one link.
-    traffic: dict[Traffic, int] = {}
+    traffic: dict[LinkTraffic, int] = {}
     same = [
         traffic.setdefault(
-            Traffic(run.names[int(name[at])], int(num_bytes[at]), int(participants[at]), links[int(link[at])]),
+            LinkTraffic(run.names[int(name[at])], int(num_bytes[at]), int(participants[at]), links[int(link[at])]),
             len(traffic),
         )
         for at in one.tolist()
@@ -297,7 +297,7 @@ def traffic_of(run: Run, transfers: Transfers) -> tuple[tuple[Traffic, ...], Int
     return tuple(traffic), number
 
 
-def _links_of(run: Run, transfers: Transfers, rows: Int64) -> tuple[list[Link], Int64]:
+def _links_of(run: Run, transfers: ReplayTransfers, rows: Int64) -> tuple[list[TransferLink], Int64]:
     rank = transfers.rank[rows]
     group, peer = (
         pick({number: getattr(one.spans, name) for number, one in run.ranks.items()}, rank, transfers.row[rows])
@@ -313,12 +313,12 @@ def _links_of(run: Run, transfers: Transfers, rows: Int64) -> tuple[list[Link], 
     links = []
     for row in first.tolist():
         if is_message[row]:
-            links.append(Link((int(source[row]), int(target[row])), is_directed=True))
+            links.append(TransferLink((int(source[row]), int(target[row])), is_directed=True))
             continue
         known_group = run.ranks[int(rank[row])].groups.get(int(group[row]))
         # If the members are not recorded, take the ranks found in one of the group's communications.
         members = np.unique(rank[join == join[row]]).tolist() if known_group is None else known_group.ranks
-        links.append(Link(tuple(one for one in members if one in run.ranks), is_directed=False))
+        links.append(TransferLink(tuple(one for one in members if one in run.ranks), is_directed=False))
     return links, link
 
 
@@ -481,7 +481,7 @@ class StatisticsParts:
         return StatisticsParts(parts)
 
 
-def pause_ns(segments: Segments, cause: str) -> Int64:
+def pause_ns(segments: WorkSegments, cause: str) -> Int64:
     return {
         DATA: segments.data_ns,
         GC: segments.gc_ns,

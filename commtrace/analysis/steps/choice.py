@@ -35,7 +35,7 @@ TORN: Final = "a clock was stepped back in it"
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ChosenSteps:
     """Some steps of a run."""
 
     recorded: Run
@@ -43,12 +43,12 @@ class Window:
     wanted: StepRange | None = None  # None for all
 
     @classmethod
-    def of(cls, context: Run, wanted: StepRange) -> Window:
+    def of(cls, context: Run, wanted: StepRange) -> ChosenSteps:
         """Return these steps of a run that was loaded with their neighbours."""
         return cls(_selected(context, wanted), context, wanted)
 
 
-def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
+def load_window(source: str | Path | Run, steps: str | None = None) -> ChosenSteps:
     """Load the steps asked for from a run directory, or take them from a loaded run.
 
     Args:
@@ -60,13 +60,13 @@ def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
     """
     if steps is None:
         run = _with_steps(source if isinstance(source, Run) else load_run(source))
-        return Window(run, run)
+        return ChosenSteps(run, run)
     wanted = StepRange.parse(steps)
     around = StepRange(wanted.first - 1, wanted.end + 1)
     if isinstance(source, Run):
         source = _with_steps(source)
     context = _selected(source, around) if isinstance(source, Run) else load_run(source, around)
-    window = Window.of(context, wanted)
+    window = ChosenSteps.of(context, wanted)
     if not recorded_steps(window.recorded) and not isinstance(source, Run):
         # Nothing of these steps was recorded, or nothing marked steps: then they follow from the whole run.
         whole = _with_steps(load_run(source))

@@ -19,7 +19,7 @@ from commtrace.trace.spans import Int32
 _EVERY_STEP: Final = 1
 
 
-class StepTimes(NamedTuple):
+class SampledStepTimes(NamedTuple):
     mean: int
     p50: int
     p99: int
@@ -72,7 +72,7 @@ class RecordedDetail:
     every: int  # one step in so many is in detail; 0: only on request
     steps: int
     steps_in_detail: int
-    step_time_ns: StepTimes | None  # of all steps, each the mean over its ranks; None without steps
+    step_time_ns: SampledStepTimes | None  # of all steps, each the mean over its ranks; None without steps
     sums: tuple[SpanSum, ...]  # of the steps without detail, the largest time first
     triggers: tuple[TriggeredSteps, ...]  # in the order of their steps
     discarded: Discarded | None
@@ -105,11 +105,11 @@ def _step_times(run: Run) -> tuple[Int32, Float64]:
     return numbers, np.bincount(which, np.concatenate(durations)) / np.bincount(which)
 
 
-def _distribution(times: list[float]) -> StepTimes | None:
+def _distribution(times: list[float]) -> SampledStepTimes | None:
     if not times:
         return None
     p50, p99 = np.percentile(times, (50, 99))
-    return StepTimes(round(sum(times) / len(times)), round(p50), round(p99), round(max(times)))
+    return SampledStepTimes(round(sum(times) / len(times)), round(p50), round(p99), round(max(times)))
 
 
 def _sums(run: Run) -> list[SpanSum]:

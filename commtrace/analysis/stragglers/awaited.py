@@ -99,7 +99,7 @@ class AwaitedActivity:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class AwaitedRank:
     """A rank that others waited for."""
 
     rank: int
@@ -196,7 +196,7 @@ class AwaitedTotals:
         kept, new = _Dues.joined(parts).longest_steps()
         return AwaitedTotals((kept,), others + new.sums(), steps, ranks)
 
-    def longest(self, *, names_ranks: bool = True) -> list[Awaited]:
+    def longest(self, *, names_ranks: bool = True) -> list[AwaitedRank]:
         """Return the ranks that others waited longest for, at most three.
 
         None of them stands out unless ``names_ranks``: of too few steps, who is waited for may be chance.
@@ -216,7 +216,7 @@ class AwaitedTotals:
         ]
         return found if names_ranks else [replace(one, stands_out=False) for one in found]
 
-    def _awaited(self, rank: int, wait_ns: int, dues: _Dues, steps: Sequence[int], total: int) -> Awaited:
+    def _awaited(self, rank: int, wait_ns: int, dues: _Dues, steps: Sequence[int], total: int) -> AwaitedRank:
         by_step = np.zeros((len(_ACTIVITIES), len(steps)), np.int64)
         known = np.flatnonzero(dues.activity != _UNKNOWN)
         np.add.at(by_step, (dues.activity[known], np.searchsorted(steps, dues.step[known])), dues.ns[known])
@@ -230,7 +230,7 @@ class AwaitedTotals:
                 activities.append(AwaitedActivity(activity, round(float(own.sum() + more)), when))
         share = wait_ns / total
         stands_out = share * len(self.ranks) >= _STANDS_OUT
-        return Awaited(rank, wait_ns, share, stands_out, tuple(sorted(activities, key=lambda one: -one.wait_ns)))
+        return AwaitedRank(rank, wait_ns, share, stands_out, tuple(sorted(activities, key=lambda one: -one.wait_ns)))
 
 
 def awaited_totals(context: Context) -> AwaitedTotals:

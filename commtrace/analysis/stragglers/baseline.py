@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from commtrace.analysis.replay.step_statistics import StepStatistics, Traffic
+from commtrace.analysis.replay.step_statistics import LinkTraffic, StepStatistics
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
 from commtrace.analysis.stragglers.normal import BASELINE, Usual
 from commtrace.analysis.stragglers.slow_links import typical_transfers
@@ -16,15 +16,15 @@ from commtrace.trace.run import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class HealthyRun:
     """A run in which the job was healthy."""
 
     work_ns: Mapping[int, float]  # by stage, of its typical rank, per step
     quickest_ns: Mapping[int, float]  # by stage, of its quickest rank, per step in forward and backward
-    transfer_ns: Mapping[Traffic, float]  # typical transfers
+    transfer_ns: Mapping[LinkTraffic, float]  # typical transfers
 
     @classmethod
-    def of(cls, run: Run, statistics: StepStatistics) -> Baseline:
+    def of(cls, run: Run, statistics: StepStatistics) -> HealthyRun:
         work = WorkStatistics.of(run, statistics, Thresholds())
         return cls(typical_work_of_stages(work), _quickest(work), typical_transfers(work))
 

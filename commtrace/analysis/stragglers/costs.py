@@ -62,7 +62,7 @@ def occurrence(steps: Sequence[int], times_ns: npt.NDArray[np.generic], others_n
     return Occurrence(tuple(sorted(int(steps[at]) for at in order[:enough])), round(total), len(steps))
 
 
-class Cost(NamedTuple):
+class StragglerCost(NamedTuple):
     """The typical time per step that a fix would save."""
 
     ms: float
@@ -79,7 +79,7 @@ class TotalCost(NamedTuple):
     ms: float
     gpu_hours_per_day: float
     costliest: int  # number of the stretch in which it costs most
-    cost: Cost  # in a step of that stretch
+    cost: StragglerCost  # in a step of that stretch
     stretches: tuple[Stretch, ...]  # the steps in which it lasts, if these are not all
 
     @property
@@ -87,7 +87,7 @@ class TotalCost(NamedTuple):
         return self.stretches[0].first if self.stretches else self.cost.first_step
 
 
-def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> Cost:
+def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> StragglerCost:
     """Return the cost of a cause without which each step would save so much: a median; a mean if it is ``rare``."""
     saved = saved_ns[work.steady] / 1e6
     typical = float(saved.mean() if rare else np.median(saved))
@@ -96,7 +96,7 @@ def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> Cos
     if not rare and persistence:
         # Steps in which it costs nothing count; single steps that the machine held up do not.
         typical = float(np.median(saved[lasting])) * persistence
-    return Cost(
+    return StragglerCost(
         ms=typical,
         share=typical * 1e6 / work.step_ns,
         standard_error_ms=ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
@@ -106,7 +106,7 @@ def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> Cos
     )
 
 
-def stands_out(work: WorkStatistics, cost: Cost, *, rare: bool = False, meant: bool = False) -> bool:
+def stands_out(work: WorkStatistics, cost: StragglerCost, *, rare: bool = False, meant: bool = False) -> bool:
     """Return whether a cost is large, lasting and above its noise.
 
     ``rare``: it strikes now and then and has spans of its own. ``meant``: the program does it on purpose, so that even
@@ -163,7 +163,7 @@ def mean_ms(steps: Bool, saved_ns: Int64 | Float64) -> float:
     return float(saved_ns[steps].mean()) / 1e6
 
 
-def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, Cost]) -> tuple[Stretch, ...]:
+def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, StragglerCost]) -> tuple[Stretch, ...]:
     """Join consecutive stretches of about the same cost."""
     joined: list[Stretch] = []
     for number in sorted(costs):

@@ -12,12 +12,12 @@ import numpy as np
 from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.statistics import Float64
-from commtrace.analysis.stragglers.late_hosts import Launches
+from commtrace.analysis.stragglers.late_hosts import LaunchLateness
 from commtrace.analysis.stragglers.limits import FAR_LONGER, MOST_OF_PHASE, ONE_PHASE, SLOWER_THAN_OTHERS
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, evidence_of_longer_input
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
 from commtrace.analysis.stragglers.pauses import times_longer
-from commtrace.analysis.stragglers.places import Place, places_of
+from commtrace.analysis.stragglers.places import RankPlace, places_of
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CAUSES, HOST, MEANT, PAUSES, RANKS, format_cause
@@ -44,7 +44,7 @@ def evidence_of(
     members: Sequence[SlowRank],
     how_often: str,
     device: DeviceEvidence | None,
-    launches: Launches | None = None,
+    launches: LaunchLateness | None = None,
 ) -> str:
     """Return the evidence for a verdict: the numbers, the only slow phase, the device of the slowest member."""
     return " ".join(_sentences(found, place, cause, members, how_often, device, launches))
@@ -86,7 +86,7 @@ def _sentences(
     members: Sequence[SlowRank],
     how_often: str,
     device: DeviceEvidence | None,
-    launches: Launches | None,
+    launches: LaunchLateness | None,
 ) -> Iterator[str]:
     yield _in_numbers(found, place, cause, members, how_often)
     if cause == "compute" and len(members) > 1 and members[0].beyond == WORK:
@@ -322,7 +322,7 @@ def one_pauses_longer(where: str, cause: str, mean_ms: float, excess_ms: float) 
 
 
 def several_need_longer(
-    places: Mapping[int, Place],
+    places: Mapping[int, RankPlace],
     place: str,
     ranks: Collection[int],
     norm_source: str,
@@ -337,7 +337,7 @@ def several_need_longer(
 
 
 def several_pause_longer(
-    places: Mapping[int, Place], place: str, cause: str, ranks: Collection[int], excess_ms: Iterable[float]
+    places: Mapping[int, RankPlace], place: str, cause: str, ranks: Collection[int], excess_ms: Iterable[float]
 ) -> str:
     """Say that ranks lose more to pauses than their peers."""
     what = f" for {format_cause(cause)}" if cause in PAUSES else ""
@@ -347,7 +347,7 @@ def several_pause_longer(
     )
 
 
-def _subject(places: Mapping[int, Place], place: str, ranks: Collection[int]) -> str:
+def _subject(places: Mapping[int, RankPlace], place: str, ranks: Collection[int]) -> str:
     if place != HOST:
         return format_ranks(ranks).capitalize()
     host = places[next(iter(ranks))].host

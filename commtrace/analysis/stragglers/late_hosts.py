@@ -37,7 +37,7 @@ LATE: Final = "host"
 _KINDS: Final = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
-class Launches(NamedTuple):
+class LaunchLateness(NamedTuple):
     """How some ranks that are slow launch their work, compared with their peers; medians over the steps."""
 
     phase: str  # a cause that is one; empty: all of them together
@@ -67,7 +67,7 @@ class Launches(NamedTuple):
         return ""
 
 
-def launches_of(work: WorkStatistics, rank: int, slow: Collection[int]) -> Launches | None:
+def launches_of(work: WorkStatistics, rank: int, slow: Collection[int]) -> LaunchLateness | None:
     """Compare how a slow rank launches its work with the ranks of its stage that are not ``slow``.
 
     None if it is not known, or no other rank does the same work.
@@ -83,7 +83,7 @@ def launches_of(work: WorkStatistics, rank: int, slow: Collection[int]) -> Launc
     share = waited / np.maximum(work.by_step(np.where(chosen, table.work_ns, 0)), 1.0)
     peers_share = np.median(share[others], axis=0)
     passes = (share[row] >= LAUNCH_BOUND) & (share[row] >= LATER_THAN_OTHERS * peers_share)
-    return Launches(
+    return LaunchLateness(
         phase=phase,
         share=float(np.median(share[row])),
         peers_share=float(np.median(peers_share)),
@@ -93,7 +93,7 @@ def launches_of(work: WorkStatistics, rank: int, slow: Collection[int]) -> Launc
     )
 
 
-def least(launches: Iterable[Launches | None]) -> Launches | None:
+def least(launches: Iterable[LaunchLateness | None]) -> LaunchLateness | None:
     """Return those of several ranks that show least; None if any is not known."""
     every = list(launches)
     known = [one for one in every if one is not None]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from commtrace.analysis.matching.operations import ONLY_KERNELS
-from commtrace.analysis.stragglers.awaited import Awaited
+from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.search import MeasuredWork, judge_stragglers
 from commtrace.analysis.stragglers.verdict import Verdict
@@ -86,7 +86,7 @@ def _lost(lost: LostTime, slow: Sequence[Finding]) -> Iterator[Finding]:
         )
 
 
-def with_reasons(awaited: Iterable[Awaited], findings: Sequence[Finding]) -> tuple[Awaited, ...]:
+def with_reasons(awaited: Iterable[AwaitedRank], findings: Sequence[Finding]) -> tuple[AwaitedRank, ...]:
     """Return the ranks that others waited for, each with the finding that names it, and its advice."""
     return tuple(
         next(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.formatting import format_ranks
-from commtrace.analysis.replay.step_statistics import Traffic
+from commtrace.analysis.replay.step_statistics import LinkTraffic
 from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.limits import FEWEST_FOR_SCATTER, Limits
 from commtrace.trace.spans import Bool, Int64
@@ -31,7 +31,7 @@ class Usual(NamedTuple):
     """Usual durations, for when stages and links do not show what is normal."""
 
     quickest_ns: Mapping[int, float] = {}  # by stage, work of its quickest rank per step in forward and backward
-    transfer_ns: Mapping[Traffic, float] = {}  # typical transfers
+    transfer_ns: Mapping[LinkTraffic, float] = {}  # typical transfers
     by: str = BASELINE  # or PAST
 
 

@@ -17,7 +17,7 @@ from commtrace.trace.run import Run
 _MOST_HOSTS: Final = 3
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """The place of a rank."""
 
     host: str
@@ -41,9 +41,9 @@ class SlowMember(Protocol):
 _Slow = TypeVar("_Slow", bound=SlowMember)
 
 
-def places_of(run: Run) -> dict[int, Place]:
+def places_of(run: Run) -> dict[int, RankPlace]:
     return {
-        rank: Place(trace.metadata.node, tensor_group_of(trace.coordinates, trace.parallel))
+        rank: RankPlace(trace.metadata.node, tensor_group_of(trace.coordinates, trace.parallel))
         for rank, trace in run.ranks.items()
     }
 
@@ -65,7 +65,7 @@ class PlacedRanks(Generic[_Slow]):
     members: list[_Slow]
 
 
-def group_by_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[PlacedRanks[_Slow]]:
+def group_by_place(places: Mapping[int, RankPlace], slow: Iterable[_Slow]) -> list[PlacedRanks[_Slow]]:
     """Group slow ranks by host, then by tensor-parallel group, then by cause. No host or group is all of the job."""
     found: list[PlacedRanks[_Slow]] = []
     left: list[_Slow] = []
@@ -86,7 +86,7 @@ def group_by_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[P
 
 
 def _whole_places(
-    places: Mapping[int, Place], slow: Sequence[_Slow]
+    places: Mapping[int, RankPlace], slow: Sequence[_Slow]
 ) -> tuple[list[tuple[str, list[_Slow]]], list[_Slow]]:
     found: list[tuple[str, list[_Slow]]] = []
     left = list(slow)
@@ -106,7 +106,7 @@ def _whole_places(
     return found, left
 
 
-def format_place(places: Mapping[int, Place], place: str, ranks: Sequence[int]) -> str:
+def format_place(places: Mapping[int, RankPlace], place: str, ranks: Sequence[int]) -> str:
     """Return the name of a set of slow ranks: ``ranks 1, 3 on node0``, ``host node1 (ranks 4–7)``."""
     if place == HOST:
         return f"host {places[ranks[0]].host} ({format_ranks(ranks)})"
@@ -114,7 +114,7 @@ def format_place(places: Mapping[int, Place], place: str, ranks: Sequence[int]) 
     return f"tensor-parallel group of {on_hosts}" if place == TENSOR_GROUP else on_hosts
 
 
-def _on_hosts(places: Mapping[int, Place], ranks: Sequence[int]) -> str:
+def _on_hosts(places: Mapping[int, RankPlace], ranks: Sequence[int]) -> str:
     hosts: dict[str, list[int]] = {}
     for rank in ranks:
         hosts.setdefault(places[rank].host, []).append(rank)

@@ -16,8 +16,8 @@ from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import recorded_steps
-from commtrace.analysis.stragglers.awaited import Awaited
-from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.awaited import AwaitedRank
+from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.list_of_findings import NO_STEPS, list_findings, with_reasons
 from commtrace.analysis.stragglers.search import (
     Findings,
@@ -56,7 +56,7 @@ class StragglerReport:
     listed: tuple[Finding, ...]  # the verdicts, costliest first, then what could not be judged
     nodes: tuple[NodesOfVerdict, ...]  # of each verdict
     repeated_steps: tuple[RepeatedStep, ...]
-    awaited: tuple[Awaited, ...]  # longest first
+    awaited: tuple[AwaitedRank, ...]  # longest first
 
     def to_json(self) -> JsonObject:
         """Return the output of ``--json`` (docs/json/straggler.schema.json)."""
@@ -83,7 +83,7 @@ class StragglerReport:
 
 
 def report_of_steps(
-    run: WholeRun | LargeRun, baseline: Baseline | None = None, slowdown: Callable[[Run], WhatIf] | None = None
+    run: WholeRun | LargeRun, baseline: HealthyRun | None = None, slowdown: Callable[[Run], WhatIf] | None = None
 ) -> StragglerReport:
     """Find the stragglers of a job, and replay the job without them.
 
@@ -127,13 +127,13 @@ def report_of_steps(
     )
 
 
-def baseline_of(path: str | Path, workers: Workers = ALONE) -> Baseline:
+def baseline_of(path: str | Path, workers: Workers = ALONE) -> HealthyRun:
     """Return a run as the baseline of others of the same job. Raise CommtraceError if it cannot be replayed."""
     run = open_run(path, workers=workers)
     work = run.measure(measure_work).result.joined()
     if work.steps is None:
         raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
-    return Baseline.of(run.aligned, work.steps)
+    return HealthyRun.of(run.aligned, work.steps)
 
 
 def _repeated(recorded: Run) -> list[RepeatedStep]:

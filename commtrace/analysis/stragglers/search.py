@@ -27,7 +27,7 @@ from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
 from commtrace.analysis.replay.step_bounds import NOT_IN_ORDER
 from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals, most_waited_for
-from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.late_hosts import launch_bound_job
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.microbatches import uneven_sequences
@@ -151,7 +151,7 @@ def find_stragglers(
     matches: Matches,
     thresholds: Thresholds | None = None,
     program: Program | None = None,
-    baseline: Baseline | None = None,
+    baseline: HealthyRun | None = None,
     around: Run | None = None,
 ) -> Findings:
     """Find stragglers in steps that are in memory, with aligned clocks; ``around`` also has the rows between them."""
@@ -208,7 +208,7 @@ def judge_stragglers(
     measured: MeasuredWork,
     replay: Replay | None,
     thresholds: Thresholds | None = None,
-    baseline: Baseline | None = None,
+    baseline: HealthyRun | None = None,
 ) -> Findings:
     """Find stragglers in measured steps.
 

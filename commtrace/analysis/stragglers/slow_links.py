@@ -15,7 +15,7 @@ import numpy as np
 from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
-from commtrace.analysis.replay.step_statistics import Link, Traffic, TransferTable
+from commtrace.analysis.replay.step_statistics import LinkTraffic, TransferLink, TransferTable
 from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.costs import TotalCost, cost_of, stands_out, total_cost
@@ -28,7 +28,7 @@ from commtrace.analysis.stragglers.limits import (
     SHARE_OF_HOST,
 )
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
-from commtrace.analysis.stragglers.verdict import Member, Verdict
+from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import LINK, NETWORK, RANKS, advice
 from commtrace.trace.run import Run
@@ -39,7 +39,7 @@ from commtrace.trace.spans import Bool, Int64
 class LinkTransfers:
     """The transfers of the steps that count, one row for all similar transfers over a link."""
 
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[LinkTraffic, ...]
     like: Int64  # equal for rows of the same operation, size and number of members, within hosts or between them
     is_between_hosts: Bool
     row: Int64  # of each communication, as are step and ns
@@ -76,7 +76,7 @@ class LinkTransfers:
         return len(self.traffic)
 
     @property
-    def links(self) -> tuple[Link, ...]:
+    def links(self) -> tuple[TransferLink, ...]:
         return tuple(one.link for one in self.traffic)
 
     def typical_ns(self, steps: Bool) -> Float64:
@@ -106,7 +106,7 @@ class SlowLinks(NamedTuple):
     verdicts: list[Verdict]
     normal: Scenario = MEASURED
     undecided: tuple[str, ...] = ()  # sentences
-    healthy_ns: Mapping[Traffic, float] = {}  # typical transfers over links that are not slow in the last stretch
+    healthy_ns: Mapping[LinkTraffic, float] = {}  # typical transfers over links that are not slow in the last stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class _Links:
     norm_source: tuple[str, ...]
 
 
-class _Part(NamedTuple):
+class _SlowStretch(NamedTuple):
     """Links that are slow for one reason in one stretch."""
 
     stretch: int
@@ -150,15 +150,15 @@ def slow_links(
     usual_ns = np.array([usual.transfer_ns.get(one, np.nan) for one in transfers.traffic])
     found = _judge_stretches(work, transfers, slow_ranks, usual_ns, usual.by, is_cut=is_cut)
     healthy_ns = _healthy(transfers, found[-1])
-    parts: dict[tuple[str, str], list[_Part]] = {}
+    parts: dict[tuple[str, str], list[_SlowStretch]] = {}
     for number, links in enumerate(found):
         for one in suspicions_of(work.run, transfers.links, links.is_known, links.is_slow):
-            parts.setdefault((one.place, one.who), []).append(_Part(number, one))
+            parts.setdefault((one.place, one.who), []).append(_SlowStretch(number, one))
     everything = [part for own in parts.values() for part in own]
     mended = [[part for part in everything if part not in own] for own in ([], *parts.values())] if parts else []
     times = replay.steps_ns([others + _normal_links(found, left) for left in mended])
     verdicts: list[Verdict] = []
-    named: list[_Part] = []
+    named: list[_SlowStretch] = []
     for own, without_others in zip(parts.values(), times[1:], strict=True):
         saved = without_others - times[0]
         cost = total_cost(work, [one.work for one in found], [part.stretch for part in own], saved)
@@ -175,12 +175,12 @@ def slow_links(
     return SlowLinks(ordered, _normal_links(found, named), healthy_ns=healthy_ns)
 
 
-def _healthy(transfers: LinkTransfers, found: _Links) -> dict[Traffic, float]:
+def _healthy(transfers: LinkTransfers, found: _Links) -> dict[LinkTraffic, float]:
     is_healthy = found.is_judged & ~found.is_slow
     return {transfers.traffic[row]: float(found.ns[row]) for row in np.flatnonzero(is_healthy).tolist()}
 
 
-def typical_transfers(work: WorkStatistics) -> dict[Traffic, float]:
+def typical_transfers(work: WorkStatistics) -> dict[LinkTraffic, float]:
     """Return the typical time of transfers, ns."""
     transfers = _transfers_of(work)
     if transfers is None:
@@ -333,18 +333,18 @@ def _evidence(one: Suspicion, found: _Links) -> str:
     )
 
 
-def _member(transfers: LinkTransfers, found: _Links, one: Suspicion, rank: int) -> Member:
+def _member(transfers: LinkTransfers, found: _Links, one: Suspicion, rank: int) -> NamedRank:
     work, each = found.work, transfers.each
     own = np.isin(each.row, list(one.rows)) & (each.rank == rank) & work.steady[each.step]
     beyond = each.ns[own] - found.normal_ns[each.row[own]]
-    return Member(
+    return NamedRank(
         rank=rank,
         host=work.run.ranks[rank].metadata.node,
         excess_ms_per_step=float(beyond.sum()) / 1e6 / max(work.num_steps, 1),
     )
 
 
-def _normal_links(found: Sequence[_Links], parts: Sequence[_Part]) -> Scenario:
+def _normal_links(found: Sequence[_Links], parts: Sequence[_SlowStretch]) -> Scenario:
     rules = []
     for number, suspicion in parts:
         own = found[number]
@@ -365,7 +365,7 @@ def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, foun
         return ""
     rows = np.flatnonzero(slower)
     as_fast = replace(found, normal_ns=level)
-    all_of_them = _Part(0, Suspicion("", "", (), frozenset(rows.tolist())))
+    all_of_them = _SlowStretch(0, Suspicion("", "", (), frozenset(rows.tolist())))
     cost = cost_of(found.work, replay.saved_ns(_normal_links([as_fast], [all_of_them]), others))
     if not stands_out(found.work, cost):
         return ""
@@ -424,7 +424,7 @@ class _Place(NamedTuple):
     rows: list[int]
 
 
-def suspicions_of(run: Run, links: Sequence[Link], is_known: Bool, is_slow: Bool) -> Iterator[Suspicion]:
+def suspicions_of(run: Run, links: Sequence[TransferLink], is_known: Bool, is_slow: Bool) -> Iterator[Suspicion]:
     """Yield the places that slow links share: first those that explain many links, then single links."""
     left = {row for row in range(len(links)) if is_slow[row]}
     for place in _places(run, links, frozenset(left)):
@@ -443,7 +443,7 @@ def suspicions_of(run: Run, links: Sequence[Link], is_known: Bool, is_slow: Bool
         yield Suspicion(LINK, _format_link(run, own), own[0].ranks, frozenset(rows))
 
 
-def _places(run: Run, links: Sequence[Link], slow: frozenset[int]) -> Iterator[_Place]:
+def _places(run: Run, links: Sequence[TransferLink], slow: frozenset[int]) -> Iterator[_Place]:
     hosts: dict[str, list[int]] = {}
     for rank, trace in run.ranks.items():
         hosts.setdefault(trace.metadata.node, []).append(rank)
@@ -461,7 +461,7 @@ def _places(run: Run, links: Sequence[Link], slow: frozenset[int]) -> Iterator[_
         yield _Place(RANKS, f"what {where} sends", (rank,), sent)
 
 
-def _of_host(links: Sequence[Link], host: str, own: Sequence[int]) -> _Place:
+def _of_host(links: Sequence[TransferLink], host: str, own: Sequence[int]) -> _Place:
     crossing = [row for row, link in enumerate(links) if 0 < len(set(own).intersection(link.ranks)) < len(link.ranks)]
     used = {rank for row in crossing for rank in links[row].ranks}.intersection(own)
     return _Place(NETWORK, f"network of host {host} ({format_ranks(own)})", tuple(sorted(used)), crossing)
@@ -473,7 +473,7 @@ def _format_hosts(run: Run, ranks: Sequence[int]) -> str:
     return f"{words} ({format_ranks(ranks)})"
 
 
-def _format_link(run: Run, links: Sequence[Link]) -> str:
+def _format_link(run: Run, links: Sequence[TransferLink]) -> str:
     """Return ``link from rank 2 on a to rank 4 on b``; ``between`` in both directions."""
     first = links[0].ranks
     ends = [f"rank {rank} on {run.ranks[rank].metadata.node}" for rank in first]

@@ -27,7 +27,7 @@ from commtrace.analysis.stragglers.late_hosts import LATE, launches_of, least
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
 from commtrace.analysis.stragglers.slow_ranks import SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
-from commtrace.analysis.stragglers.verdict import Member, Verdict
+from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CAUSES, MEANT, NOW_AND_THEN, RANKS, advice
 from commtrace.trace import schema
@@ -38,7 +38,7 @@ MOST_SHARES: Final = 16
 """Most slow ranks of which shares are computed: each share takes a replay or two."""
 
 
-class _Key(NamedTuple):
+class _SetKey(NamedTuple):
     """The key of one verdict, in any steps; see :class:`.places.PlacedRanks`."""
 
     place: str
@@ -47,7 +47,7 @@ class _Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SetStretch:
     """The members of one verdict in one stretch."""
 
     stretch: int
@@ -161,7 +161,7 @@ def _only(slow: Sequence[Sequence[SlowRank]], which: Collection[_RankAspect]) ->
     return [tuple(one for one in own if _rank_aspect(one) in which) for own in slow]
 
 
-def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_Part]) -> list[tuple[SlowRank, ...]]:
+def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_SetStretch]) -> list[tuple[SlowRank, ...]]:
     gone = {(part.stretch, _rank_aspect(member)) for part in parts for member in part.members}
     return [tuple(one for one in own if (number, _rank_aspect(one)) not in gone) for number, own in enumerate(slow)]
 
@@ -196,13 +196,13 @@ def _without_idle_members(costs: _Costs, slow: Sequence[tuple[SlowRank, ...]]) -
     return left
 
 
-def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Part]]:
+def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_SetKey, list[_SetStretch]]:
     """Return the parts of each verdict: ranks that share a host, a group or a cause, slow in the same stretches."""
     when: dict[tuple[int, str], list[int]] = {}
     for number, own in enumerate(slow):
         for one in own:
             when.setdefault((one.rank, one.cause), []).append(number)
-    parts: dict[_Key, list[_Part]] = {}
+    parts: dict[_SetKey, list[_SetStretch]] = {}
     places = places_of(run)
     for number, own in enumerate(slow):
         for sharing in group_by_place(places, own):
@@ -211,8 +211,8 @@ def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Par
                 stretches = tuple(when[one.rank, one.cause]) if sharing.place == RANKS else ()
                 together.setdefault(stretches, []).append(one)
             for members in together.values():
-                key = _Key(sharing.place, sharing.what, tuple(sorted(one.rank for one in members)))
-                parts.setdefault(key, []).append(_Part(number, tuple(members)))
+                key = _SetKey(sharing.place, sharing.what, tuple(sorted(one.rank for one in members)))
+                parts.setdefault(key, []).append(_SetStretch(number, tuple(members)))
     return parts
 
 
@@ -241,7 +241,7 @@ def _shares(
 
 def _verdict(
     stretches: Sequence[SlowRanks],
-    key: _Key,
+    key: _SetKey,
     stretch: int,
     members: Sequence[SlowRank],
     cost: TotalCost,
@@ -279,7 +279,7 @@ def _verdict(
         next_step=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
         occurrence=cost.cost.when.describe() if in_few_steps else "",
         members=tuple(
-            Member(
+            NamedRank(
                 one.rank,
                 run.ranks[one.rank].metadata.node,
                 one.total_ns / 1e6,
@@ -312,7 +312,7 @@ def _time_of(work: WorkStatistics) -> tuple[int, int] | None:
     return (min(begins), max(ends)) if begins else None
 
 
-def _who(run: Run, key: _Key) -> str:
+def _who(run: Run, key: _SetKey) -> str:
     if key.what == SEQUENCES:
         return format_replicas(replica_of_ranks(run), key.ranks)
     return format_place(places_of(run), key.place, key.ranks)

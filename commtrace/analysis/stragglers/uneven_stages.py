@@ -31,7 +31,7 @@ from commtrace.analysis.stragglers.normal import (
     judge,
 )
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
-from commtrace.analysis.stragglers.verdict import Member, Verdict
+from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import STAGE, STAGE_THAT_CHANGED, advice
 from commtrace.trace.spans import Bool, Int64
@@ -292,10 +292,10 @@ def _verdict(work: WorkStatistics, found: _Stages, own: Sequence[int], cost: Tot
     )
 
 
-def _members(work: WorkStatistics, found: _Stages, ranks: Sequence[int]) -> tuple[Member, ...]:
+def _members(work: WorkStatistics, found: _Stages, ranks: Sequence[int]) -> tuple[NamedRank, ...]:
     excess_ms = {rank: float(found.judged.excess_ns[found.row(work.stage_of_rank[rank])]) / 1e6 for rank in ranks}
     ordered = sorted(ranks, key=lambda rank: (-excess_ms[rank], rank))
-    return tuple(Member(rank, work.run.ranks[rank].metadata.node, excess_ms[rank]) for rank in ordered)
+    return tuple(NamedRank(rank, work.run.ranks[rank].metadata.node, excess_ms[rank]) for rank in ordered)
 
 
 def _lasts_for_a_part(work: WorkStatistics, cost: TotalCost) -> bool:

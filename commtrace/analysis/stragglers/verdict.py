@@ -11,7 +11,7 @@ from commtrace.trace.run import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class NamedRank:
     """One of the ranks that a verdict names."""
 
     rank: int
@@ -60,7 +60,7 @@ class Verdict:
     next_step: str
     occurrence: str = ""  # of what happened in few steps only: ``once, in step 7: 2.2 s``
     share_of_step: float = 0.0  # the cost, of the mean step
-    members: tuple[Member, ...] = ()  # slowest first
+    members: tuple[NamedRank, ...] = ()  # slowest first
     stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, if these are not all
     since_step: int = -1  # the first step in which it costs at least half of that; −1 if none does
     first_compared_step: int = -1  # of the run; what began before cannot be dated; −1 before that is looked up

@@ -18,7 +18,7 @@ from commtrace.capture.collectives.ddp_reducer import CppCall, CppCalls, HostCal
 from commtrace.capture.collectives.dispatcher import is_traced
 from commtrace.capture.collectives.functional import (
     FUNCTIONAL_P2P,
-    Awaited,
+    AwaitedResult,
     FunctionalCapture,
     FunctionalWaits,
     storage_of,
@@ -26,7 +26,7 @@ from commtrace.capture.collectives.functional import (
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Measure, Operation
 from commtrace.capture.device.device_calls import DeviceCalls
-from commtrace.capture.hooks import Part
+from commtrace.capture.hooks import InstalledPart
 from commtrace.capture.native import Native
 from commtrace.capture.records import Launch, launch_of
 from commtrace.capture.threads import is_below, nothing_communicates, other_threads
@@ -287,10 +287,10 @@ class ProcessGroupHooks:
             self._reducer.sent(issued, work, -1)
         elif isinstance(issued, HostCall):
             self._issued.complete(issued, work, stalls_until_end=False)
-            awaited = Awaited(issued.launch, completion=issued.completion)
+            awaited = AwaitedResult(issued.launch, completion=issued.completion)
             self._waits.remember(awaited, map(storage_of, results))
         else:
-            self._waits.remember(Awaited(issued.launch, issued), map(storage_of, results))
+            self._waits.remember(AwaitedResult(issued.launch, issued), map(storage_of, results))
 
 
 def number_of_message(state: GroupState, operation: Operation, peer: int) -> int:
@@ -304,7 +304,7 @@ def is_of_the_reducer(node: object) -> bool:
     return node is None or type(node).__name__ == "AccumulateGrad"
 
 
-class CppCommunication(Part, Protocol):
+class CppCommunication(InstalledPart, Protocol):
     """A way to see communication that C++ issues."""
 
     def unfinished(self) -> list[Launch]:

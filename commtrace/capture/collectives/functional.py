@@ -29,7 +29,7 @@ from commtrace.capture.collectives.operator_calls import (
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
-from commtrace.capture.native import Facts, Native
+from commtrace.capture.native import Native, NativeFacts
 from commtrace.capture.records import (
     NUMBER,
     WAITED,
@@ -118,7 +118,7 @@ FUNCTIONAL: Final[Mapping[str, FunctionalOperation]] = {
 }
 
 
-class Message(NamedTuple):
+class FunctionalMessage(NamedTuple):
     """A point-to-point operation; ``peer`` is a rank inside the group."""
 
     operation: Operation
@@ -127,23 +127,23 @@ class Message(NamedTuple):
     tag: int
 
 
-def _sent(arguments: Arguments) -> list[Message]:
-    return [Message(OPERATIONS["send"], *arguments[:3])]
+def _sent(arguments: Arguments) -> list[FunctionalMessage]:
+    return [FunctionalMessage(OPERATIONS["send"], *arguments[:3])]
 
 
-def _received(arguments: Arguments) -> list[Message]:
-    return [Message(OPERATIONS["recv"], *arguments[:3])]
+def _received(arguments: Arguments) -> list[FunctionalMessage]:
+    return [FunctionalMessage(OPERATIONS["recv"], *arguments[:3])]
 
 
-def _batch(arguments: Arguments) -> list[Message]:
+def _batch(arguments: Arguments) -> list[FunctionalMessage]:
     names, peers, tags, tensors = arguments[:4]
     return [
-        Message(OPERATIONS["send" if name == "isend" else "recv"], tensor, peer, tag)
+        FunctionalMessage(OPERATIONS["send" if name == "isend" else "recv"], tensor, peer, tag)
         for name, peer, tag, tensor in zip(names, peers, tags, tensors, strict=True)
     ]
 
 
-FUNCTIONAL_P2P: Final[Mapping[str, Callable[[Arguments], list[Message]]]] = {
+FUNCTIONAL_P2P: Final[Mapping[str, Callable[[Arguments], list[FunctionalMessage]]]] = {
     "isend": _sent,
     "irecv": _received,
     "batch_p2p_ops": _batch,
@@ -330,14 +330,14 @@ class FunctionalCapture:
     def _p2p_capture(
         self,
         overload: OpOverload,
-        messages: Callable[[Arguments], list[Message]],
+        messages: Callable[[Arguments], list[FunctionalMessage]],
         tensor_argument: int,
         is_sent: Callable[[object], bool],
     ) -> Capture:
         thread, failed = self._tracer.thread, self._tracer.failed
 
         def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
-            sent: list[tuple[torch.Tensor, Awaited | None]] = []
+            sent: list[tuple[torch.Tensor, AwaitedResult | None]] = []
             numbers: list[tuple[bool, int, int]] = []
             state: GroupState | None = None
             try:
@@ -381,7 +381,9 @@ class FunctionalCapture:
 
         return capture
 
-    def _launch_message(self, message: Message, state: GroupState, peer: int, seq: int) -> Awaited | None:
+    def _launch_message(
+        self, message: FunctionalMessage, state: GroupState, peer: int, seq: int
+    ) -> AwaitedResult | None:
         operation, tensor, _, _ = message
         is_wanted = self._tracer.recording or state.graph is not None
         if not is_wanted or self._tracer.groups.skips(state, peer):
@@ -398,13 +400,15 @@ class FunctionalCapture:
 
     def _launching(
         self, functional: FunctionalOperation
-    ) -> Callable[[Arguments, ProcessGroup, GroupState, int], Awaited | None]:
+    ) -> Callable[[Arguments, ProcessGroup, GroupState, int], AwaitedResult | None]:
         """Return what takes the facts of a call, flat: it is the hot path."""
         operation, measure, _, tensor_argument, root = functional
         tracer, has_devices, timed, unmeasured = self._tracer, self._devices is not None, self._timed, self._unmeasured
         skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
 
-        def launch(arguments: Arguments, process_group: ProcessGroup, state: GroupState, seq: int) -> Awaited | None:
+        def launch(
+            arguments: Arguments, process_group: ProcessGroup, state: GroupState, seq: int
+        ) -> AwaitedResult | None:
             if not (tracer.recording or state.graph is not None) or (skip_roles and skips(state)):
                 return None
             try:
@@ -414,7 +418,7 @@ class FunctionalCapture:
             peer = -1 if root < 0 else state.ranks_by_group_rank[arguments[root]]
             if has_devices:
                 return timed(operation, state, seq, payload, peer, arguments[tensor_argument])
-            return Awaited(launch_of((
+            return AwaitedResult(launch_of((
                 operation, state, seq, num_bytes, self_bytes, dtype, peer, True, tracer.coordinates, members, now_ns(),
             )))  # fmt: skip
 
@@ -428,19 +432,19 @@ class FunctionalCapture:
         payload: FunctionalPayload,
         peer: int,
         tensor: torch.Tensor,
-    ) -> Awaited | None:
+    ) -> AwaitedResult | None:
         num_bytes, self_bytes, dtype, members = payload
         launch = launch_of((
             operation, state, seq, num_bytes, self_bytes, dtype, peer, True, self._tracer.coordinates, members,
             now_ns(),
         ))  # fmt: skip
         if self._devices is None:
-            return Awaited(launch)
+            return AwaitedResult(launch)
         device = _device(tensor)
         if device is None or device.type != "cuda":
-            return Awaited(launch) if state.graph is None else None
+            return AwaitedResult(launch) if state.graph is None else None
         call = self._devices.launch(launch, device.index)
-        return None if call is None else Awaited(call.launch, call)
+        return None if call is None else AwaitedResult(call.launch, call)
 
 
 def _device(value: torch.Tensor | Sequence[torch.Tensor]) -> torch.device | None:
@@ -477,7 +481,7 @@ def _resolving() -> Callable[[str], ProcessGroup]:
     return resolve
 
 
-class Awaited:
+class AwaitedResult:
     """A communication whose results may be waited for.
 
     ``call`` times it on an accelerator; a ``completion`` of None means that the return of its wait is its end.
@@ -509,7 +513,7 @@ class FunctionalWaits:
         self._calls = OperatorCalls(None if tracer.native is None else tracer.native.core)
         self._captures = Captures(tracer.thread)
         # By storage of the result (not by address: empty ones have none). The native part has a table of its own.
-        self._pending: dict[int, Awaited] = {}
+        self._pending: dict[int, AwaitedResult] = {}
 
     def install(self) -> None:
         if self._calls:
@@ -565,7 +569,7 @@ class FunctionalWaits:
         pending = list(self._pending.values())
         return [each.launch for each in pending if not each.waited and each.completion is None]
 
-    def remember(self, awaited: Awaited, storages: Iterable[int]) -> None:
+    def remember(self, awaited: AwaitedResult, storages: Iterable[int]) -> None:
         """Treat a wait for a tensor in one of these storages as a wait for this communication."""
         if awaited.call is not None and self._devices is not None:
             self._devices.returned(awaited.call)
@@ -591,7 +595,7 @@ class FunctionalWaits:
         if earlier is not None:
             self._forget(earlier)
 
-    def _take(self, storage: int) -> Awaited | None:
+    def _take(self, storage: int) -> AwaitedResult | None:
         """Return the communication with its result in a storage, which is now waited for."""
         pending = self._pending.pop(storage, None)
         if pending is not None or self._native is None:
@@ -599,16 +603,16 @@ class FunctionalWaits:
         known = self._native.core.surrender_result(storage)
         if known is None:
             return None
-        facts = Facts(*known)
+        facts = NativeFacts(*known)
         launch = self._native.launch(facts)
         if self._devices is None or isinstance(launch.start, int):
-            return Awaited(launch, number=facts.id)
-        return Awaited(launch, self._devices.made_of(launch, facts.id, facts.position))
+            return AwaitedResult(launch, number=facts.id)
+        return AwaitedResult(launch, self._devices.made_of(launch, facts.id, facts.position))
 
     def _is_result(self, storage: int) -> bool:
         return storage in self._pending or (self._native is not None and self._native.core.has_result(storage))
 
-    def _forget(self, pending: Awaited) -> None:
+    def _forget(self, pending: AwaitedResult) -> None:
         if pending.waited or pending.completion is not None:
             return
         pending.waited = True
@@ -622,7 +626,7 @@ class FunctionalWaits:
         pending_by_storage, take, waited, has_native = self._pending, self._take, self._waited, self._native is not None
 
         def capture(original: Original, arguments: Arguments, keywords: dict[str, Any]) -> object:
-            pending: Awaited | None = None
+            pending: AwaitedResult | None = None
             start: Mark = None
             storage = 0
             try:
@@ -680,7 +684,7 @@ class FunctionalWaits:
 
         return capture
 
-    def _waited(self, pending: Awaited, start: Mark, end: Mark) -> None:
+    def _waited(self, pending: AwaitedResult, start: Mark, end: Mark) -> None:
         if pending.waited and pending.launch.operation.is_p2p:
             return  # torch did not wait either: tensor and result of a message have one Work
         if pending.call is not None and self._devices is not None:

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from commtrace.capture.collectives.groups import GroupRegistry, GroupState, store_of, without_prefixes
 from commtrace.identity import StoreRequest
-from commtrace.trace.metadata import Member, is_world_key, new_world_key
+from commtrace.trace.metadata import GroupMember, is_world_key, new_world_key
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,10 +37,10 @@ _LONGEST_SECONDS: Final = 1800.0
 _logger = logging.getLogger("commtrace")
 
 
-class GroupMembers:
+class GroupMeetings:
     """The part of one rank, ``member``, in all its groups. For the harvester's thread."""
 
-    def __init__(self, groups: GroupRegistry, member: Member, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, groups: GroupRegistry, member: GroupMember, now: Callable[[], float] = time.monotonic) -> None:
         self._groups, self._member, self._now = groups, member, now
         self._meetings: list[_Meeting] = []
         self._num_seen = 0
@@ -62,10 +62,10 @@ class _Meeting:
     """The members of one group, by their rank in it, as far as they have presented themselves."""
 
     def __init__(
-        self, group: weakref.ref[ProcessGroup], state: GroupState, member: Member, now: Callable[[], float]
+        self, group: weakref.ref[ProcessGroup], state: GroupState, member: GroupMember, now: Callable[[], float]
     ) -> None:
         self.state = state
-        self.members: tuple[Member | None, ...] = state.group.members
+        self.members: tuple[GroupMember | None, ...] = state.group.members
         self.key = ""
         self.is_over = False
         self._group, self._member, self._now = group, member, now
@@ -93,7 +93,7 @@ class _Meeting:
         request, self._request = self._request, None
         self._due = now if now < self._began + _OFTEN_SECONDS else now + _SELDOM_SECONDS
         try:
-            answers: dict[int, tuple[Member, str]] = request.answer()
+            answers: dict[int, tuple[GroupMember, str]] = request.answer()
         except Exception as error:  # whatever a store may raise: nothing depends on it
             _logger.debug("commtrace: the members of %s are not known: %s", self.state.group.name, error)
             self.is_over = True
@@ -106,7 +106,7 @@ class _Meeting:
         self.is_over = self.is_over or None not in members or now > self._began + _LONGEST_SECONDS
         return bool(answers)
 
-    def _ask(self) -> dict[int, tuple[Member, str]]:
+    def _ask(self) -> dict[int, tuple[GroupMember, str]]:
         store = self._connected()
         if store is None:
             self.is_over = True
@@ -147,13 +147,13 @@ class _Meeting:
         return f"{_PREFIX}/{self.state.group.ordinal}/{number}"
 
 
-def _parsed(value: bytes) -> tuple[Member, str]:
+def _parsed(value: bytes) -> tuple[GroupMember, str]:
     """Return a member and the key that it would give the group; raise ValueError for what none has written."""
     fields: Sequence[object] = json.loads(value[:_MOST_BYTES])
     if not isinstance(fields, list) or [type(field) for field in fields] != [str, str, int, str, int, str]:
         raise ValueError(f"its store holds {value[:20]!r} for a member")
     *about, key = fields
-    member = Member(*about)
+    member = GroupMember(*about)
     if not is_world_key(key) or not (is_world_key(member.world) or not member.world) or member.rank < 0:
         raise ValueError(f"its store holds {value[:20]!r} for a member")
     return member, key

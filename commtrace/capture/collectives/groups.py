@@ -19,7 +19,7 @@ from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_b
 from commtrace.capture.records import DeviceCall, GraphContents, Queue
 from commtrace.identity import Place, current_place
 from commtrace.trace.bounds import OUTSIDE
-from commtrace.trace.metadata import UNKNOWN_ROLE, Group, Member, group_id, new_world_key, outside_group_id
+from commtrace.trace.metadata import UNKNOWN_ROLE, Group, GroupMember, group_id, new_world_key, outside_group_id
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -289,7 +289,7 @@ class GroupRegistry:
                 self._tell_skipped(state)
                 self._remember(state.group)
 
-    def set_members(self, state: GroupState, members: tuple[Member | None, ...], key: str) -> None:
+    def set_members(self, state: GroupState, members: tuple[GroupMember | None, ...], key: str) -> None:
         """Set what is known of the members of a group over several worlds, and the key that it has in all of them."""
         with self._lock:
             state.group = structs.replace(state.group, members=members, key=key)

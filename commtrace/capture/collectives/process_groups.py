@@ -29,7 +29,7 @@ from commtrace.capture.collectives.waits import (
 )
 from commtrace.capture.device.clock import DeviceTiming, Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
-from commtrace.capture.native import METHODS, Facts, Native, NativeClock, as_method, p2p_codes
+from commtrace.capture.native import METHODS, Native, NativeClock, NativeFacts, as_method, p2p_codes
 from commtrace.capture.records import (
     COLLECTIVE_AND_STALL,
     ENDED,
@@ -220,11 +220,11 @@ class ProcessGroupCapture:
 
     def _wait_failed(self, known: tuple[Any, ...], error: BaseException) -> None:
         if self._native is not None and isinstance(error, Exception):
-            record_failure(self._tracer, self._native.launch(Facts(*known)), error, PART)
+            record_failure(self._tracer, self._native.launch(NativeFacts(*known)), error, PART)
 
     def _waited_on_a_side(self, known: tuple[Any, ...], waited_from: Mark, end: Mark) -> None:
         if self._native is not None and self._devices is not None:
-            facts = Facts(*known)
+            facts = NativeFacts(*known)
             launch = self._native.launch(facts)
             self._devices.waited_on_a_side(launch, facts.id, facts.position, waited_from, end)
 
@@ -387,7 +387,7 @@ class ProcessGroupCapture:
         surrendered = None if self._native is None else self._native.core.surrender(work)
         if surrendered is None or self._native is None:
             return
-        facts = Facts(*surrendered)
+        facts = NativeFacts(*surrendered)
         launch = self._native.launch(facts)
         if self._devices is None or isinstance(launch.start, int):
             self.pending[id(work)] = (launch, None, weakref.ref(work))

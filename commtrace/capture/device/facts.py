@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from commtrace.capture.device.placement import Calls, Placed
+from commtrace.capture.device.placement import DeviceOperations, PlacedTimes
 from commtrace.capture.records import DeviceCall, communication_row, kind_of
 from commtrace.recorder import Recorder
 from commtrace.trace.schema import Row
@@ -29,8 +29,8 @@ class Handed(NamedTuple):
     returned_at: int
 
 
-class Facts(Protocol):
-    """What is known of operations beside their times, in the order of their ``Calls``."""
+class OperationFacts(Protocol):
+    """What is known of operations beside their times, in the order of their ``DeviceOperations``."""
 
     @property
     def kinds(self) -> Sequence[int]:
@@ -40,17 +40,17 @@ class Facts(Protocol):
     def is_in_detail(self) -> Bool:
         """Return which of them belong to steps in detail."""
 
-    def take(self, rows: Bool) -> Facts:
+    def take(self, rows: Bool) -> OperationFacts:
         """Select some by a mask."""
 
     def handed(self) -> Sequence[Handed]:
         """Return when they were handed to their backends, by the host's clock."""
 
-    def rows(self, placed: Placed) -> list[Row]:
+    def rows(self, placed: PlacedTimes) -> list[Row]:
         """Return their rows."""
 
 
-Part: TypeAlias = "tuple[Calls, Facts]"
+Part: TypeAlias = "tuple[DeviceOperations, OperationFacts]"
 """Operations of one source."""
 
 
@@ -84,7 +84,7 @@ class CallFacts:
             for call in self._calls
         ]
 
-    def rows(self, placed: Placed) -> list[Row]:
+    def rows(self, placed: PlacedTimes) -> list[Row]:
         columns = (placed.start, placed.end, placed.timing, placed.start_exact, placed.end_exact)
         rows: list[Row] = []
         for call, (start, end, timing, *exact) in zip(
@@ -98,7 +98,7 @@ class CallFacts:
         return rows
 
 
-def rows_of(parts: Sequence[Part], placed: Placed) -> list[Row]:
+def rows_of(parts: Sequence[Part], placed: PlacedTimes) -> list[Row]:
     """Return the rows of operations that were placed together, in the order of ``parts``."""
     rows: list[Row] = []
     begin = 0

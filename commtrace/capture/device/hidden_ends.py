@@ -21,8 +21,8 @@ import numpy as np
 
 from commtrace.capture.collectives.operations import LEGACY
 from commtrace.capture.device.clock import now_ns
-from commtrace.capture.device.facts import Facts, Handed, Part, dropped_on_failure, rows_of
-from commtrace.capture.device.placement import UNMEASURED, Calls, Placed, Placement
+from commtrace.capture.device.facts import Handed, OperationFacts, Part, dropped_on_failure, rows_of
+from commtrace.capture.device.placement import UNMEASURED, DeviceOperations, PlacedTimes, Placement
 from commtrace.capture.records import DeviceCall, Entry
 from commtrace.capture.tracer import Tracer
 from commtrace.identity import clock_anchor
@@ -88,7 +88,7 @@ class HiddenEnds:
             for call in calls:
                 call.returned_at = now
 
-    def hold(self, calls: Calls, facts: Facts) -> Bool:
+    def hold(self, calls: DeviceOperations, facts: OperationFacts) -> Bool:
         """Hold calls back that are in detail, and what was launched behind one; return which. Harvester only."""
         now = self._host_ns()
         is_over = self._is_off or (self._stop_at is not None and now >= self._stop_at)
@@ -118,7 +118,7 @@ class HiddenEnds:
         before = self._host_ns()
         durations = self._durations([handed for _, facts in held for handed in facts.handed() if handed.returned_at])
         took_ns = self._host_ns() - before
-        calls = Calls.concatenate([part for part, _ in held])
+        calls = DeviceOperations.concatenate([part for part, _ in held])
         known = [durations.get(number, UNMEASURED) for number in calls.id.tolist()]
         calls = replace(calls, duration=np.array(known, np.int64))
         with dropped_on_failure(held, self._tracer.recorder):
@@ -158,7 +158,7 @@ class HiddenEnds:
         return durations
 
 
-class Comparison(NamedTuple):
+class HiddenEndCounts(NamedTuple):
     """Counts of hidden ends, and absolute differences of durations from known ends, ns; None if none were compared."""
 
     hidden: int
@@ -169,7 +169,7 @@ class Comparison(NamedTuple):
     largest_difference_ns: int | None
 
 
-def compare(calls: Calls, placed: Placed) -> Comparison:
+def compare(calls: DeviceOperations, placed: PlacedTimes) -> HiddenEndCounts:
     """Count what durations say of operations; a bracket is one."""
     _, launches = np.unique(calls.batch, return_index=True)
     timing, measured_end, end = placed.timing[launches], placed.measured_end[launches], placed.end[launches]
@@ -177,7 +177,7 @@ def compare(calls: Calls, placed: Placed) -> Comparison:
     known, bound = timing == schema.NCCL_TIMING, timing == schema.UNKNOWN_TIMING
     compared = is_told & ~known & ~bound
     differences = np.abs(end - measured_end)[compared].tolist()
-    return Comparison(
+    return HiddenEndCounts(
         hidden=int((known | bound).sum()),
         known=int(known.sum()),
         refused=int((bound & is_told).sum()),

@@ -13,7 +13,7 @@ from commtrace.trace import schema
 PART: Final = "the peak memory"
 
 
-class PeakMemory:
+class PeakMemoryReader:
     """Read the allocator's own statistics after each recorded step, and record the highest so far when it has grown.
 
     A reading is a look into counters on the host: nothing waits for the device or allocates on it, and the script's

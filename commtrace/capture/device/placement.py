@@ -69,7 +69,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls(Columns):
+class DeviceOperations(Columns):
     """Operations of an accelerator's tensors, whose marks the device has passed. Times are ns."""
 
     id: Int64  # unique in the process, grows with launches
@@ -89,7 +89,7 @@ class Calls(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed(Columns):
+class PlacedTimes(Columns):
     """The times of operations, ns."""
 
     start: Int64
@@ -101,8 +101,8 @@ class Placed(Columns):
 
 
 _NO_TIMES: Final = np.empty(0, np.int64)
-_NO_CALLS: Final = Calls(*(_NO_TIMES for _ in fields(Calls)))
-_NOTHING: Final = Placed(*(_NO_TIMES.astype(dtype) for dtype in ("q", "q", "?", "?", "b", "q")))
+_NO_CALLS: Final = DeviceOperations(*(_NO_TIMES for _ in fields(DeviceOperations)))
+_NOTHING: Final = PlacedTimes(*(_NO_TIMES.astype(dtype) for dtype in ("q", "q", "?", "?", "b", "q")))
 
 
 class Placement:
@@ -111,7 +111,7 @@ class Placement:
     def __init__(self) -> None:
         self._remembered = _Launches.of(_NO_CALLS)
 
-    def place(self, calls: Calls) -> Placed:
+    def place(self, calls: DeviceOperations) -> PlacedTimes:
         """Return when operations of any queues started and ended, in the order of ``calls``."""
         if not len(calls):
             return _NOTHING
@@ -125,7 +125,7 @@ class Placement:
         launch = np.empty(len(order), np.int64)
         launch[order] = launch_of_row
         launch = launch[len(remembered.batch) :]
-        return Placed(
+        return PlacedTimes(
             launches.start[launch],
             launches.end[launch],
             launches.start_exact[launch],
@@ -154,7 +154,7 @@ class _Launches(Columns):
     is_placed: Bool
 
     @classmethod
-    def of(cls, calls: Calls) -> _Launches:
+    def of(cls, calls: DeviceOperations) -> _Launches:
         end = np.maximum(calls.launch, calls.end)
         timing = np.where(calls.end_taken_at == 0, schema.HOST_TIMING, schema.CUDA_EVENT_TIMING).astype(np.int8)
         # On a stream of the job, a duration counts from the launch, and not from when the operation before has ended.
@@ -168,7 +168,7 @@ class _Launches(Columns):
         )  # fmt: skip
 
 
-def _ended_at_the_mark(calls: Calls, end: Int64) -> Bool:
+def _ended_at_the_mark(calls: DeviceOperations, end: Int64) -> Bool:
     """Mark the operations that ended at ``end``, as the stream waited for them or they were short."""
     waited_ns = end - calls.waited_from
     # A stream without work passes the mark behind the wait when the host has taken it: it waited for the host.

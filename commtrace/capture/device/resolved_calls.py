@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from commtrace.capture.device.clock import Mark, is_on_device
-from commtrace.capture.device.facts import CallFacts, Facts, Part, dropped_on_failure, rows_of
+from commtrace.capture.device.facts import CallFacts, OperationFacts, Part, dropped_on_failure, rows_of
 from commtrace.capture.device.hidden_ends import HiddenEnds
-from commtrace.capture.device.placement import UNMEASURED, Calls, Placement
+from commtrace.capture.device.placement import UNMEASURED, DeviceOperations, Placement
 from commtrace.capture.records import DeviceCall, Entry, communication_row
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -59,7 +59,7 @@ class ResolvedCalls:
         self._resolved.append(_Resolved(call, launch, waited_from, end))
         return []
 
-    def add(self, calls: Calls, facts: Facts) -> None:
+    def add(self, calls: DeviceOperations, facts: OperationFacts) -> None:
         """Gather whole columns."""
         self._parts.append((calls, facts))
 
@@ -73,7 +73,7 @@ class ResolvedCalls:
         rows: list[Row] = []
         if parts:
             with dropped_on_failure(parts, self._recorder):
-                placed = self.placement.place(Calls.concatenate([calls for calls, _ in parts]))
+                placed = self.placement.place(DeviceOperations.concatenate([calls for calls, _ in parts]))
                 rows = rows_of(parts, placed)
         if last and self.hidden_ends is not None:
             rows += self.hidden_ends.release()
@@ -89,9 +89,9 @@ class ResolvedCalls:
         return rest
 
 
-def _calls_of(resolved: Sequence[_Resolved]) -> Calls:
+def _calls_of(resolved: Sequence[_Resolved]) -> DeviceOperations:
     table = np.array([_columns_of(*call) for call in resolved], np.int64)
-    return Calls(*np.ascontiguousarray(table.T))
+    return DeviceOperations(*np.ascontiguousarray(table.T))
 
 
 def _columns_of(call: DeviceCall, launch: int, waited_from: int, end: int) -> tuple[int, ...]:

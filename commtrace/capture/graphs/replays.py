@@ -30,7 +30,7 @@ _OPTIMIZER: Final = schema.KINDS[schema.OPTIMIZER]
 _Ended: TypeAlias = "tuple[torch.cuda.CUDAGraph, RecordedGraph | None]"
 
 
-class _Replay(NamedTuple):
+class _OpenReplay(NamedTuple):
     contents: RecordedGraph
     phase: Span | None  # of the host
     start: Mark | None  # None where nothing is recorded
@@ -110,7 +110,7 @@ class GraphReplays:
         self._contents[graph] = contents
         self._tracer.append((graph_rows, schema.MARK, contents, now_ns()))
 
-    def _about_to_replay(self, arguments: Arguments, _keywords: Keywords) -> _Replay:
+    def _about_to_replay(self, arguments: Arguments, _keywords: Keywords) -> _OpenReplay:
         graph = arguments[0]
         tracer, contents = self._tracer, self._contents.get(graph)
         if contents is None:
@@ -123,9 +123,9 @@ class GraphReplays:
         start = tracer.clock.mark() if tracer.recording else None
         if start is not None and contents.is_stamped and contents.stamps is not None:
             contents.stamps.expect(contents.num_replays)  # before the launch: its times may be read before that returns
-        return _Replay(contents, phase, start)
+        return _OpenReplay(contents, phase, start)
 
-    def _replayed(self, replay: _Replay, result: object) -> None:
+    def _replayed(self, replay: _OpenReplay, result: object) -> None:
         contents, phase, start = replay
         tracer = self._tracer
         outer = tracer.captures.current() if tracer.captures.open else None

@@ -77,7 +77,7 @@ class Label:
         self.open_calls = 0
 
 
-class Calls(Protocol):
+class ModuleCalls(Protocol):
     """What turns the calls of modules with labels into spans: of Python's engine, or of the native one."""
 
     def label(self, name: str, is_wrapped: bool) -> Any:
@@ -112,7 +112,7 @@ class PythonCalls:
         )
 
 
-def _calls(tracer: Tracer, labels: dict[int, Any]) -> Calls:
+def _calls(tracer: Tracer, labels: dict[int, Any]) -> ModuleCalls:
     # Imported here: a job that records no modules needs neither.
     from commtrace.capture.model.native_modules import NativeCalls, has_native_marks
 
@@ -268,7 +268,7 @@ class ModuleSpans:
         raise AttributeError(f"{owner.__name__} has no _call_impl")
 
 
-class Placed(NamedTuple):
+class PlacedModule(NamedTuple):
     """A called module, as ``decoder.layers.3`` or a model's class; ``modules`` has its wrappers, outermost first."""
 
     name: str
@@ -287,7 +287,7 @@ def find_models() -> list[torch.nn.Module]:
     return sorted(models, key=lambda model: -sum(1 for _ in model.modules()))
 
 
-def placed_modules(models: list[torch.nn.Module]) -> Iterator[Placed]:
+def placed_modules(models: list[torch.nn.Module]) -> Iterator[PlacedModule]:
     """Yield the modules of these models that are called; containers (``ModuleList``, ``ModuleDict``) are not."""
     seen: set[int] = set()
     main = type(_unwrapped(models[0])[-1]) if models else None
@@ -296,14 +296,14 @@ def placed_modules(models: list[torch.nn.Module]) -> Iterator[Placed]:
         yield from _below(model, own.__name__, "" if own is main else f"{own.__name__}.", 0, seen)
 
 
-def _below(module: torch.nn.Module, name: str, prefix: str, depth: int, seen: set[int]) -> Iterator[Placed]:
+def _below(module: torch.nn.Module, name: str, prefix: str, depth: int, seen: set[int]) -> Iterator[PlacedModule]:
     if id(module) in seen or _is_script(module):
         return  # shared: it has the name under which it was met first
     chain = _unwrapped(module)
     seen.update(map(id, chain))
     is_called = not _is_container(chain[-1])
     if is_called:
-        yield Placed(name, depth, chain)
+        yield PlacedModule(name, depth, chain)
     for child_name, child in _children(chain[-1]).items():
         full_name = f"{prefix}{child_name}"
         yield from _below(child, full_name, f"{full_name}.", depth + is_called, seen)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from commtrace._compile_safe import StepListener, step_hooks
+from commtrace._compile_safe import OptimizerListener, step_hooks
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
@@ -20,7 +20,7 @@ class StepHooks:
     """Our hooks on the steps of all optimizers, never taken out: torch raises if a table of hooks changes in a step."""
 
     def __init__(self) -> None:
-        self.listener: StepListener | None = None
+        self.listener: OptimizerListener | None = None
         self._is_registered = False
 
     def failed(self, error: Exception) -> None:
@@ -62,7 +62,7 @@ class OptimizerPhase:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._opened = _Opened()
+        self._opened = _OpenOptimizers()
         self._replaced = Hooks(PART, tracer)
 
     def install(self) -> None:
@@ -148,7 +148,7 @@ class OptimizerPhase:
             self._tracer.steps.optimizer_ended(optimizer)
 
 
-class _Opened(threading.local):
+class _OpenOptimizers(threading.local):
     """The optimizers that step on a thread, the innermost last, with their phases."""
 
     def __init__(self) -> None:

@@ -139,7 +139,7 @@ class PhaseCapture:
                     if opened is None:
                         hooks.leave(span)
                     else:
-                        opened = _Opened(opened, hooks, span)
+                        opened = _OpenFile(opened, hooks, span)
                 except Exception as error:
                     hooks.failed(error)
             return opened
@@ -181,7 +181,7 @@ class PhaseCapture:
         return self._hooks.around(begin, end)
 
 
-class _Opened:
+class _OpenFile:
     """A file that torch has open; its phase ends when it is closed."""
 
     def __init__(self, opened: Any, hooks: Hooks, span: Span) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.align import Alignment
-from commtrace.analysis.communication.links import Link, LinkSpeeds, SlowLinks, find_slow_links, measure_links
+from commtrace.analysis.communication.links import LinkSpeeds, NodeLink, SlowTraffic, find_slow_links, measure_links
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
 from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.analysis.stragglers.list_of_findings import findings_of_run
@@ -80,8 +80,8 @@ class BandwidthReport:
     alignment: Alignment
     problems: tuple[str, ...]
     communication: tuple[Communication, ...]
-    links: tuple[Link, ...]
-    slow_links: SlowLinks | None
+    links: tuple[NodeLink, ...]
+    slow_links: SlowTraffic | None
     because: str  # id of the finding that most of all waiting is an effect of; empty without one
     findings: tuple[Finding, ...]
 
@@ -150,8 +150,8 @@ def _reason_of_waiting(
 
 def verdict_text(
     rows: Sequence[Communication],
-    links: Sequence[Link],
-    slow: SlowLinks | None,
+    links: Sequence[NodeLink],
+    slow: SlowTraffic | None,
     findings: Sequence[Finding] = (),
     because: Finding | None = None,
 ) -> str:
@@ -178,7 +178,7 @@ def verdict_text(
     )
 
 
-def slow_links_text(slow: SlowLinks) -> str:
+def slow_links_text(slow: SlowTraffic) -> str:
     """Return ``Slow link: node0 → node1 carries 24.1 MB/s, …``"""
     traffic = slow.links[0].traffic
     kind = f"{'messages' if traffic.operation == 'send' else traffic.operation} of {power_of_two(1 << traffic.size)}"
@@ -198,7 +198,7 @@ def slow_links_text(slow: SlowLinks) -> str:
     )
 
 
-def _arrow(link: Link) -> str:
+def _arrow(link: NodeLink) -> str:
     return f"{link.source} {'→' if link.traffic.operation == 'send' else '–'} {link.target}"
 
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement
-from commtrace.analysis.communication.links import SlowLinks, find_slow_links
+from commtrace.analysis.communication.baseline import Measurement, NetworkBaseline
+from commtrace.analysis.communication.links import SlowTraffic, find_slow_links
 from commtrace.analysis.communication.rates import parse_rate
 from commtrace.analysis.formatting import format_ranks
 from commtrace.benchmarks.expectations import ALL_GROUPS, USUAL, ExpectedShare, Rate, decisive, shares
@@ -228,7 +228,7 @@ def _report(
     sys.stdout.flush()
 
 
-def _verdict(results: Results, slow: SlowLinks | None, lowest: ExpectedShare | None) -> str:
+def _verdict(results: Results, slow: SlowTraffic | None, lowest: ExpectedShare | None) -> str:
     measurements = results.measurements
     stopped = "Stopped early. " if results.is_stopped else ""
     if not measurements:
@@ -285,7 +285,7 @@ def _line(one: Measurement) -> str:
 
 
 def _print(
-    console: Console, verdict: str, found: Sequence[ExpectedShare], results: Results, baseline: Baseline
+    console: Console, verdict: str, found: Sequence[ExpectedShare], results: Results, baseline: NetworkBaseline
 ) -> None:
     console.print(f"[bold]{escape(verdict)}[/]")
     console.print(escape(" · ".join(f"{name} {value}" for name, value in results.made.items())), style="dim")

@@ -17,14 +17,14 @@ from rich.table import Table
 from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.comparison.compare import (
     RANKS_RECORDED,
-    Comparison,
+    ComparedLink,
     Difference,
-    Link,
+    RunComparison,
     StepSeries,
     step_series,
 )
 from commtrace.analysis.comparison.compare import compare as compare_runs
-from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change
+from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, MedianChange
 from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
 from commtrace.cli.arguments import (
     ClusterOption,
@@ -130,7 +130,7 @@ def _measured(run: Path, steps: str, chosen: Workers) -> MeasuredRun[StepSeries]
     return measured
 
 
-def _print(console: Console, comparison: Comparison) -> None:
+def _print(console: Console, comparison: RunComparison) -> None:
     ranks = _ranks_that_differ(comparison)
     headings = [f"{side}, {of_side} ranks" for side, of_side in zip(_SIDES, ranks, strict=True)] if ranks else _SIDES
     _print_circumstances(console, comparison.circumstances)
@@ -138,7 +138,7 @@ def _print(console: Console, comparison: Comparison) -> None:
     _print_bandwidths(console, comparison.busbw_gbps, headings)
 
 
-def _ranks_that_differ(comparison: Comparison) -> tuple[str, str] | None:
+def _ranks_that_differ(comparison: RunComparison) -> tuple[str, str] | None:
     """Return the numbers of ranks recorded on both sides, such as ``3 of 4``; None if they are the same."""
     found = (one for one in comparison.circumstances if one.what == RANKS_RECORDED)
     return next(((one.before, one.after) for one in found), None)
@@ -154,7 +154,7 @@ def _print_circumstances(console: Console, differences: Sequence[Difference]) ->
     console.print(table, "")
 
 
-def _print_parts(console: Console, comparison: Comparison, headings: Sequence[str]) -> None:
+def _print_parts(console: Console, comparison: RunComparison, headings: Sequence[str]) -> None:
     table = _table("ms per step", *headings, "change", "noise ±", "%")
     _add_change(table, "step", comparison.wall_ns)
     wall = comparison.wall_ns.before or 0
@@ -176,7 +176,7 @@ def _print_parts(console: Console, comparison: Comparison, headings: Sequence[st
     console.print(note, style="dim")
 
 
-def _add_change(table: Table, name: str, change: Change) -> None:
+def _add_change(table: Table, name: str, change: MedianChange) -> None:
     relative = UNKNOWN if change.relative is None else f"{100 * change.relative:+.1f}"
     sign = "+" if (change.difference or 0) > 0 else ""
     table.add_row(
@@ -193,7 +193,7 @@ def _name(state: State) -> str:
     return " ".join(filter(None, (state.kind, state.detail)))
 
 
-def _print_bandwidths(console: Console, links: Mapping[Link, Change], headings: Sequence[str]) -> None:
+def _print_bandwidths(console: Console, links: Mapping[ComparedLink, MedianChange], headings: Sequence[str]) -> None:
     if not links:
         console.print("No communication was matched on all its members in either run: no bandwidth to compare.\n")
         return
@@ -209,7 +209,7 @@ def _print_bandwidths(console: Console, links: Mapping[Link, Change], headings: 
     console.print(table, "")
 
 
-def _verdict(comparison: Comparison, threshold: float) -> str:
+def _verdict(comparison: RunComparison, threshold: float) -> str:
     ranks = _ranks_that_differ(comparison)
     differ = (
         f" Ranks recorded: {ranks[0]} before, {ranks[1]} after. Parts and bandwidths are not of the same ranks."
@@ -219,7 +219,7 @@ def _verdict(comparison: Comparison, threshold: float) -> str:
     return f"{_verdict_on_steps(comparison, threshold)}{differ}"
 
 
-def _verdict_on_steps(comparison: Comparison, threshold: float) -> str:
+def _verdict_on_steps(comparison: RunComparison, threshold: float) -> str:
     change = comparison.wall_ns
     if change.relative is None or change.noise is None:
         return (
@@ -236,7 +236,7 @@ def _verdict_on_steps(comparison: Comparison, threshold: float) -> str:
     return f"Slower: {moved}, {noise}; {limit} the threshold of {threshold:g} %. {_most_of_it(comparison)}"
 
 
-def _most_of_it(comparison: Comparison) -> str:
+def _most_of_it(comparison: RunComparison) -> str:
     """Return a sentence on the part that moved furthest in the direction of the step."""
     total = comparison.wall_ns.difference or 0.0
     along = [

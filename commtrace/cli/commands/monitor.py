@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from commtrace.exporters.monitor.exchange import MonitorServer
-    from commtrace.exporters.monitor.messages import Job
+    from commtrace.exporters.monitor.messages import WatchedJob
     from commtrace.exporters.monitor.sinks import AlertSink, WebhookSink
     from commtrace.exporters.monitor.store import MonitorStore
     from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
@@ -94,7 +94,7 @@ def _listen(address: str, given_token: str, store: MonitorStore) -> MonitorServe
 
 
 def _compare(
-    store: MonitorStore, job: Job, sinks: Sequence[AlertSink], poster: WebhookSink | None, windows: int
+    store: MonitorStore, job: WatchedJob, sinks: Sequence[AlertSink], poster: WebhookSink | None, windows: int
 ) -> None:
     """Compare the ranks of a job, and of each that takes its place, until so many windows are over; 0 for no end."""
     from commtrace.exporters.monitor.aggregator import Aggregator
@@ -117,7 +117,7 @@ def _compare(
         count += 1
 
 
-def _announce(job: Job) -> None:
+def _announce(job: WatchedJob) -> None:
     typer.echo(f"Watching run {printable(job.run_id)}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
 
 

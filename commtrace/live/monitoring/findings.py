@@ -11,7 +11,7 @@ from msgspec import Meta
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
-from commtrace.analysis.stragglers.verdict import Member, format_since_step
+from commtrace.analysis.stragglers.verdict import NamedRank, format_since_step
 from commtrace.findings.causes import JOB, OF_NO_RANK, RANKS, format_cause
 from commtrace.live.monitoring.wire_types import Count, Duration, Number, Text
 from commtrace.trace.json_values import JsonObject, fields_to_json
@@ -59,7 +59,7 @@ class LiveStraggler:
     since_step: int = -1  # the first step in which it was slow, or of the events; −1 if not known
     since_within_steps: int = 0  # by so many steps ``since_step`` may be off
     since_first_compared: bool = False  # no step before ``since_step`` was compared: it may have begun earlier
-    members: tuple[Member, ...] = ()  # the slow ranks, slowest first, at most 16
+    members: tuple[NamedRank, ...] = ()  # the slow ranks, slowest first, at most 16
     cost_is_bound: bool = False  # it costs no more than that
     id: str = ""  # constant until it is cleared, unique among those that hold
 

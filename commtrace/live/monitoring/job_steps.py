@@ -23,7 +23,7 @@ MOST_JOINED: Final = 256
 _MOST_REMEMBERED: Final = 1_000
 
 
-class StepTimes(NamedTuple):
+class RankStep(NamedTuple):
     """One step on one rank, epoch ns; ``repetition`` counts earlier steps of this number."""
 
     step: Number
@@ -53,7 +53,7 @@ class JobSteps:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], JobStep] = {}
 
-    def add(self, times: Iterable[StepTimes]) -> None:
+    def add(self, times: Iterable[RankStep]) -> None:
         for one in times:
             key = (one.step, one.repetition)
             known = self._known.get(key)
@@ -69,7 +69,7 @@ class JobSteps:
         return tuple(self._known.values())
 
 
-class Repetitions:
+class RepetitionCounter:
     """Counts the repetitions of steps on a rank, for the newest thousand numbers."""
 
     def __init__(self) -> None:

@@ -17,13 +17,13 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from commtrace.analysis.replay.step_statistics import Traffic
+from commtrace.analysis.replay.step_statistics import LinkTraffic
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.costs import Occurrence
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
 from commtrace.analysis.stragglers.normal import PAST, Usual, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
-from commtrace.analysis.stragglers.places import Place, group_by_place
+from commtrace.analysis.stragglers.places import RankPlace, group_by_place
 from commtrace.findings.causes import MEANT, PAUSES
 from commtrace.live.monitoring.findings import Since
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport
@@ -42,7 +42,7 @@ class JobPast:
 
     def __init__(self) -> None:
         self._quickest_ns: dict[int, deque[float]] = {}
-        self._transfer_ns: dict[Traffic, deque[float]] = {}
+        self._transfer_ns: dict[LinkTraffic, deque[float]] = {}
         self._windows = 0
 
     def add(self, healthy: Usual) -> None:
@@ -154,7 +154,7 @@ class PauseMemory:
         members = [
             RankPauses(int(judged.rank[at]), WORK[kind], float(mean[at]), float(judged.normal_ns[at])) for at in slow
         ]
-        places = {one.rank: Place(one.host, one.tensor_group) for one in reports}
+        places = {one.rank: RankPlace(one.host, one.tensor_group) for one in reports}
         most_steps = int(steps.max())
         limits = Thresholds()
         least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * float(np.median(duration)))

@@ -20,10 +20,10 @@ from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario, replay_of
 from commtrace.analysis.replay.step_statistics import StepStatistics
-from commtrace.analysis.steps.choice import Window
+from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
-from commtrace.analysis.stragglers.late_hosts import Launches, launches_of
+from commtrace.analysis.stragglers.late_hosts import LaunchLateness, launches_of
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
@@ -66,14 +66,14 @@ _MOST_OF_EXCESS: Final = 0.5
 peers do as well, and single steps do not move a median."""
 
 
-class ReplayedSteps(NamedTuple):
+class ReplayedSamples(NamedTuple):
     """Statistics and replay of the newest sampled steps."""
 
     work: WorkStatistics
     replay: Replay
 
     @classmethod
-    def of(cls, run: Run, program: Program) -> ReplayedSteps:
+    def of(cls, run: Run, program: Program) -> ReplayedSamples:
         statistics = StepStatistics.of(run, program)
         return cls(WorkStatistics.of(run, statistics, Thresholds()), replay_of(run, program, statistics))
 
@@ -93,7 +93,7 @@ class SampledReplay:
         """Return the number of windows that the newest steps come from."""
         return self._steps.windows
 
-    def newest(self, reports: Sequence[WindowReport], now: float) -> ReplayedSteps | None:
+    def newest(self, reports: Sequence[WindowReport], now: float) -> ReplayedSamples | None:
         """Take the samples of ranks, and return the newest steps; None if there are none to replay at ``now``."""
         if self._is_off:
             return None
@@ -125,19 +125,19 @@ class SampledReplay:
                     )
 
 
-def _replayed(steps: SampledSteps) -> ReplayedSteps | None:
+def _replayed(steps: SampledSteps) -> ReplayedSamples | None:
     run = steps.newest_run()
     if run is None:
         return None
     numbers = np.unique(np.concatenate([trace.spans.step for trace in run.ranks.values()]))
-    matched = match_run(Window(run, run), f"{max(int(numbers[0]), 0)}:{int(numbers[-1]) + 1}")
+    matched = match_run(ChosenSteps(run, run), f"{max(int(numbers[0]), 0)}:{int(numbers[-1]) + 1}")
     if not matched.matches.clocks_agree or not matched.steps.used:
         return None
     try:
         program = build_program(matched.run, matched.matches)
     except ReplayError:
         return None  # a rank's step is not complete
-    replayed = ReplayedSteps.of(matched.run, program)
+    replayed = ReplayedSamples.of(matched.run, program)
     work = replayed.work
     return replayed if work.noise_is_known and work.replay_error <= work.thresholds.replay_error else None
 
@@ -159,7 +159,7 @@ class Priced:
     explained_ns: Mapping[int, float]  # excess in work that peers do as well
     phases: Mapping[int, str]  # the one phase in which the set of a slow rank is slow; empty if it is not one
     phase_texts: Mapping[int, str]  # the longer phases with numbers, if there are few slow ranks
-    launches: Mapping[int, Launches | None]  # how each slow rank launches its work; None if not known
+    launches: Mapping[int, LaunchLateness | None]  # how each slow rank launches its work; None if not known
     late: frozenset[int]  # slow ranks most of whose excess lies before their phases
     longer_inputs: tuple[LongerInput, ...] = ()  # replicas of slow ranks with longer input than others
     replica_of: Mapping[int, int] = field(default_factory=dict)  # place in data parallelism
@@ -173,7 +173,7 @@ class Priced:
         return self.of_rank.get(rank)
 
 
-def price(steps: ReplayedSteps, slow: Sequence[frozenset[int]], normal: Int64, past: JobPast | None = None) -> Priced:
+def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64, past: JobPast | None = None) -> Priced:
     """Replay the steps without slow ranks, and find causes other than ranks.
 
     ``slow`` are sets of ranks that are named together, ``normal`` ranks with normal work. Stages and links that are

@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from commtrace.live.monitoring.wire_types import GroupMembers, Instant, Number, Text, group_members, most_group_members
+from commtrace.live.monitoring.wire_types import Instant, Number, Text, WireGroup, group_members, most_group_members
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import possible_rows
@@ -73,7 +73,7 @@ class StepSample(NamedTuple):
     coordinates: Dimensions
     parallel: Dimensions
     first_step: Number  # of the process
-    groups: Annotated[tuple[GroupMembers, ...], Meta(max_length=_MOST_GROUPS)]
+    groups: Annotated[tuple[WireGroup, ...], Meta(max_length=_MOST_GROUPS)]
     words: Annotated[tuple[Text, ...], Meta(max_length=_MOST_WORDS)]  # the texts of the codes in the rows
     # the columns of Spans one after the other, 64 bits each, deflated
     rows: Annotated[bytes, Meta(max_length=_MOST_BYTES)]
@@ -234,7 +234,7 @@ class SampledSteps:
                 self._names.append(word)
         return np.array([*(known[word] for word in words), schema.NOT_APPLICABLE], np.int64)
 
-    def _group(self, sent: GroupMembers) -> Group:
+    def _group(self, sent: WireGroup) -> Group:
         ranks = sent.ranks
         if not ranks or min(ranks) < 0 or max(ranks) >= self._world_size:
             raise SampleError("it has a group with ranks that the job does not have")

@@ -19,15 +19,15 @@ from commtrace.analysis.stragglers.evidence import (
     several_need_longer,
     several_pause_longer,
 )
-from commtrace.analysis.stragglers.late_hosts import LATE, Launches, least
+from commtrace.analysis.stragglers.late_hosts import LATE, LaunchLateness, least
 from commtrace.analysis.stragglers.microbatches import (
     SEQUENCES,
     evidence_of_longer_input,
     format_replicas,
 )
-from commtrace.analysis.stragglers.places import Place, format_place, group_by_place
+from commtrace.analysis.stragglers.places import RankPlace, format_place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import WORK
-from commtrace.analysis.stragglers.verdict import Member
+from commtrace.analysis.stragglers.verdict import NamedRank
 from commtrace.findings.causes import CAUSES, PAUSES, RANKS, advice
 from commtrace.live.monitoring.findings import LiveStraggler, Since
 from commtrace.live.monitoring.sampled_replay import Price
@@ -52,7 +52,7 @@ class SlowNow:
     duration_ns: float  # of a step
     long_input: str | None = None  # the long microbatches, empty if all are; None if input is no cause
     phases: str = ""  # the longer ones with numbers, if steps were replayed
-    launches: Launches | None = None  # how its work was launched, if steps were replayed and it is known
+    launches: LaunchLateness | None = None  # how its work was launched, if steps were replayed and it is known
 
     @property
     def cause(self) -> str:
@@ -74,7 +74,7 @@ def cause_of(members: Sequence[SlowNow]) -> str:
 
 
 def sets_now(
-    places: Mapping[int, Place], slow: Sequence[SlowNow], seconds: float
+    places: Mapping[int, RankPlace], slow: Sequence[SlowNow], seconds: float
 ) -> Iterator[tuple[str, list[SlowNow]]]:
     """Yield sets of slow ranks, each with its place, the slowest member first.
 
@@ -100,7 +100,7 @@ def cost_ns(members: Sequence[SlowNow], prices: Mapping[int, Price]) -> float:
 
 
 def straggler_of(
-    places: Mapping[int, Place],
+    places: Mapping[int, RankPlace],
     place: str,
     members: Sequence[SlowNow],
     prices: Mapping[int, Price],
@@ -154,9 +154,9 @@ def straggler_of(
     ).beginning(earliest)
 
 
-def _member(places: Mapping[int, Place], one: SlowNow, price: Price | None) -> Member:
+def _member(places: Mapping[int, RankPlace], one: SlowNow, price: Price | None) -> NamedRank:
     share, alone = (price.share_ns, price.alone_ns) if price is not None else (None, None)
-    return Member(
+    return NamedRank(
         one.rank,
         places[one.rank].host,
         one.excess_ns / 1e6,
@@ -165,7 +165,7 @@ def _member(places: Mapping[int, Place], one: SlowNow, price: Price | None) -> M
     )
 
 
-def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequence[SlowNow]) -> str:
+def _evidence(places: Mapping[int, RankPlace], place: str, cause: str, members: Sequence[SlowNow]) -> str:
     first, ranks = members[0], [one.rank for one in members]
     percent = [100 * one.excess_ns / max(one.normal_ns, 1.0) for one in members]
     if cause == SEQUENCES:
@@ -185,7 +185,7 @@ def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequ
     )
 
 
-def rank_and_host(places: Mapping[int, Place], rank: int) -> str:
+def rank_and_host(places: Mapping[int, RankPlace], rank: int) -> str:
     """Return ``Rank 3 (node0)``."""
     return f"Rank {rank} ({places[rank].host})"
 

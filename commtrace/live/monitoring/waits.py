@@ -50,7 +50,7 @@ class BlockTime(NamedTuple):
     durations_ns: Durations
 
 
-class Block(NamedTuple):
+class BlockReport(NamedTuple):
     """A rank's report on its newest complete block: ``steps`` (0: none) from ``steps * number`` on."""
 
     steps: Count = 0
@@ -58,7 +58,7 @@ class Block(NamedTuple):
     times: Annotated[tuple[BlockTime, ...], Meta(max_length=MOST_GROUPS)] = ()
 
 
-NO_BLOCK: Final = Block()
+NO_BLOCK: Final = BlockReport()
 
 
 class Least(NamedTuple):
@@ -94,7 +94,7 @@ class _Own:
 
 
 @dataclass(slots=True)
-class _Steps:
+class _GrowingBlock:
     """A block that is being gathered, or waits for the least times."""
 
     number: int
@@ -110,8 +110,8 @@ class BlockWaits:
         self.newest = NO_BLOCK  # the report on the newest complete block
         self.split: dict[tuple[str, str], Split] = {}  # by operation and role
         self._steps = 0
-        self._open: _Steps | None = None
-        self._complete: deque[_Steps] = deque(maxlen=_BLOCKS_KEPT)
+        self._open: _GrowingBlock | None = None
+        self._complete: deque[_GrowingBlock] = deque(maxlen=_BLOCKS_KEPT)
 
     @property
     def groups(self) -> list[int]:
@@ -131,7 +131,7 @@ class BlockWaits:
         number = summary.step // self._steps
         if self._open is None or number != self._open.number:
             self._finish()
-            self._open = _Steps(number)
+            self._open = _GrowingBlock(number)
         self._open.seen.add(summary.step)
         if summary.step % max(self._steps // CALLS_OF_A_BLOCK, 1):
             return
@@ -171,7 +171,7 @@ class BlockWaits:
         block.own = dict(largest)
         self._complete.append(block)
         times = tuple(BlockTime(*key, own.size, own.identity, tuple(own.durations_ns)) for key, own in largest)
-        self.newest = Block(self._steps, block.number, times)
+        self.newest = BlockReport(self._steps, block.number, times)
 
 
 class _BlockKey(NamedTuple):
@@ -206,7 +206,7 @@ class LeastTimes:
         if not 0.9 <= lasts <= 4:
             self.steps = 1 << (math.ceil(self._seconds * 1e9 / step_ns) - 1).bit_length()
 
-    def join(self, blocks: Iterable[tuple[int, Block]]) -> list[Least]:
+    def join(self, blocks: Iterable[tuple[int, BlockReport]]) -> list[Least]:
         """Take the newest blocks of ranks, and return the least times of groups whose members have all reported."""
         self._joins += 1
         found: list[Least] = []

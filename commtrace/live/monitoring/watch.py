@@ -22,7 +22,7 @@ from commtrace.analysis.stragglers.evidence import (
     one_pauses_longer,
     several_pause_longer,
 )
-from commtrace.analysis.stragglers.late_hosts import Launches
+from commtrace.analysis.stragglers.late_hosts import LaunchLateness
 from commtrace.analysis.stragglers.limits import (
     CLEARED_BELOW,
     LIVE,
@@ -33,9 +33,9 @@ from commtrace.analysis.stragglers.limits import (
     Thresholds,
 )
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
-from commtrace.analysis.stragglers.places import Place, format_place
+from commtrace.analysis.stragglers.places import RankPlace, format_place
 from commtrace.analysis.stragglers.search import NO_PEERS
-from commtrace.analysis.stragglers.verdict import Member, Verdict
+from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.findings.causes import advice
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, Since, StandingFindings
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
@@ -73,7 +73,7 @@ class _Record:
     phase: str = ""  # the only slow phase in the newest replay; else empty
     phases: str = ""  # the longer phases with numbers, from the same replay
     launches_late: bool = False  # most of its excess there lies before its phases
-    launches: Launches | None = None  # of its work in the newest replay; None if not known
+    launches: LaunchLateness | None = None  # of its work in the newest replay; None if not known
     long_inputs: deque[str | None] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_named: bool = False
     healthy_ns: float = np.nan  # its work when that was last normal
@@ -119,7 +119,7 @@ class Watch:
         self._world_size = world_size
         self._seconds = seconds
         self._records: dict[int, _Record] = {}
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, RankPlace] = {}
         self._replica_of: Mapping[int, int] = {}
         self._undecided = _Undecided()
         self._undecided_of_steps = _Undecided()
@@ -191,7 +191,7 @@ class Watch:
         why = (not_told(self.classes),) if self.classes else (NO_PEERS,) if no_peers else ()
         self._undecided.see((*why, *table.judged.undecided))
         for index, report in enumerate(reports):
-            self._places[report.rank] = Place(report.host, report.tensor_group)
+            self._places[report.rank] = RankPlace(report.host, report.tensor_group)
             if table.is_known[index]:  # else it has no peer: the last judgement stands
                 self._suspect(self._records[report.rank], table, index, report, now)
         self._date(table)
@@ -209,14 +209,14 @@ class Watch:
             events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
         return events
 
-    def _table(self, reports: Sequence[WindowReport]) -> _Table:
+    def _table(self, reports: Sequence[WindowReport]) -> _WindowTable:
         """Return the window, and mark the ranks that stand out only over several."""
         records = [self._records[report.rank] for report in reports]
         work = np.array([report.steady_ns for report in reports], np.float64)
         error = np.array([report.error_ns for report in reports], np.float64)
         for record, total, own in zip(records, work.sum(axis=1).tolist(), error.tolist(), strict=True):
             record.windows.append((total, own))
-        table = _Table.of(reports, work, error, [record.healthy_ns for record in records])
+        table = _WindowTable.of(reports, work, error, [record.healthy_ns for record in records])
         if any(len(record.windows) < WINDOWS_OF_LASTING for record in records):
             return table
         windows = np.array([record.windows for record in records])
@@ -225,7 +225,7 @@ class Watch:
         lasting = judge(replace(table.compared, total_ns=total, error_ns=error, scale_ns=total), LIVE_LASTING)
         return replace(table, judged=_either(table.judged, lasting))
 
-    def _suspect(self, record: _Record, table: _Table, index: int, report: WindowReport, now: float) -> None:
+    def _suspect(self, record: _Record, table: _WindowTable, index: int, report: WindowReport, now: float) -> None:
         if table.judged.is_slow[index]:
             since = self._in_window(report, now) if record.slow is None else record.slow.since
             record.slow = replace(
@@ -245,7 +245,7 @@ class Watch:
         known = Since(report.first_step, now - self._seconds) if begin is None else begin
         return known._replace(within=report.steps)
 
-    def _date(self, table: _Table) -> None:
+    def _date(self, table: _WindowTable) -> None:
         """Look up since when ranks are slow that became so a few windows ago; later, more steps tell no more."""
         new = {
             int(rank): record
@@ -257,7 +257,7 @@ class Watch:
             assert record.slow is not None
             record.slow = replace(record.slow, since=since)
 
-    def _replayed(self, reports: Sequence[WindowReport], table: _Table, now: float) -> Priced | None:
+    def _replayed(self, reports: Sequence[WindowReport], table: _WindowTable, now: float) -> Priced | None:
         """Replay sampled steps: find the cost of slow ranks, and other causes."""
         steps = self._replay.newest(reports, now)
         if steps is None:
@@ -322,7 +322,7 @@ class Watch:
 
     def _paused(self, one: SlowPauses) -> LiveStraggler:
         ranks, first = sorted(member.rank for member in one.members), one.members[0]
-        members = [Member(each.rank, self._places[each.rank].host, each.excess_ns / 1e6) for each in one.members]
+        members = [NamedRank(each.rank, self._places[each.rank].host, each.excess_ns / 1e6) for each in one.members]
         return LiveStraggler(
             rank=first.rank,
             host=self._places[first.rank].host,
@@ -381,7 +381,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _WindowTable:
     """The reports of a window in columns; times in ns per step, pauses left out of the work."""
 
     work: Float64
@@ -390,7 +390,9 @@ class _Table:
     judged: Judged
 
     @classmethod
-    def of(cls, reports: Sequence[WindowReport], work: Float64, error: Float64, healthy_ns: Sequence[float]) -> _Table:
+    def of(
+        cls, reports: Sequence[WindowReport], work: Float64, error: Float64, healthy_ns: Sequence[float]
+    ) -> _WindowTable:
         _, host = np.unique([report.host for report in reports], return_inverse=True)
         compared = Work(
             rank=np.array([report.rank for report in reports], np.int64),

@@ -16,9 +16,9 @@ from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.places import tensor_group_of
 from commtrace.findings.causes import PAUSES
 from commtrace.live.monitoring.findings import MOST_MEANS, JobMeans
-from commtrace.live.monitoring.job_steps import MOST_REPORTED, Repetitions, StepTimes
+from commtrace.live.monitoring.job_steps import MOST_REPORTED, RankStep, RepetitionCounter
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
-from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
+from commtrace.live.monitoring.waits import NO_BLOCK, BlockReport, BlockWaits
 from commtrace.live.monitoring.wire_types import Count, Duration, Instant, Key, Number, Rank, Text, WindowNumber
 from commtrace.live.rank import MOST_READINGS, LiveRank
 from commtrace.live.summary import StepSummary
@@ -83,11 +83,11 @@ class WindowReport:
     phase: Text = ""  # checkpoint or evaluation while no step ends because of one
     ended: bool = False  # the last report of the rank
     exception: Text = ""  # type of the uncaught one that ended the rank
-    block: Block = NO_BLOCK
+    block: BlockReport = NO_BLOCK
     sample: StepSample | None = None
     tensor_group: Text = ""  # equal for the ranks of one tensor-parallel group
     # of the newest steps; empty if no exporter shows them
-    step_times: Annotated[tuple[StepTimes, ...], Meta(max_length=MOST_REPORTED)] = ()
+    step_times: Annotated[tuple[RankStep, ...], Meta(max_length=MOST_REPORTED)] = ()
     # of steps whose numbers are equal when divided by ``steps_per_sum``, so that all ranks divide them alike
     work_sums: Annotated[tuple[WorkSum, ...], Meta(max_length=MOST_SUMS)] = ()
     steps_per_sum: Annotated[int, Meta(ge=1, lt=1 << 31)] = 1
@@ -141,7 +141,7 @@ def job_means(reports: Sequence[WindowReport]) -> JobMeans | None:
     )
 
 
-class Window:
+class ReportWindow:
     """Gathers the steps of a window, and of blocks in ``waits``. Not thread-safe.
 
     ``times_every``: report begin and end of steps whose number is a multiple of this; 0: of none.
@@ -155,8 +155,8 @@ class Window:
         self._last_step = -1
         self._last_end_ns = 0
         self._times_every = times_every
-        self._times: deque[StepTimes] = deque(maxlen=MOST_REPORTED)
-        self._repetitions = Repetitions()
+        self._times: deque[RankStep] = deque(maxlen=MOST_REPORTED)
+        self._repetitions = RepetitionCounter()
 
     def add(self, summary: StepSummary, rows: Sequence[Row] = ()) -> None:
         """Add a complete step with its rows."""
@@ -167,7 +167,7 @@ class Window:
         if self._times_every and summary.step % self._times_every == 0:
             epoch = self._rank.epoch_ns
             repetition = self._repetitions.begin(summary.step)
-            self._times.append(StepTimes(summary.step, repetition, epoch(summary.start_ns), epoch(summary.end_ns)))
+            self._times.append(RankStep(summary.step, repetition, epoch(summary.start_ns), epoch(summary.end_ns)))
 
     def close(self, number: int, now_ns: int) -> WindowReport:
         """Return the report of the steps so far, if there are at least two, and begin the next window.

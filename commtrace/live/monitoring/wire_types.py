@@ -44,7 +44,7 @@ class RankRange(Struct, frozen=True, array_like=True):
         return range(self.begin, self.end, self.step)
 
 
-class GroupMembers(Struct, frozen=True, omit_defaults=True):
+class WireGroup(Struct, frozen=True, omit_defaults=True):
     """A process group, see :class:`commtrace.trace.metadata.Group`.
 
     ``regular`` holds the members of a regular group, perhaps thousands, in three numbers; ``members`` those of others.
@@ -77,7 +77,7 @@ def regular_range(ranks: Sequence[int]) -> RankRange | None:
     return RankRange(ranks[0], ranks[-1] + 1, step) if list(regular) == list(ranks) != [] else None
 
 
-def group_members(group: Group) -> GroupMembers:
+def group_members(group: Group) -> WireGroup:
     """Return the members of a group and its role."""
     regular = regular_range(group.ranks)
-    return GroupMembers(group.id, regular, () if regular else group.ranks, group.ordinal, group.role)
+    return WireGroup(group.id, regular, () if regular else group.ranks, group.ordinal, group.role)

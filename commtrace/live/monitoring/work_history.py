@@ -47,7 +47,7 @@ _ERROR_OF_PLACE: Final = 11.0
 change point in multiple regression models, Review of Economics and Statistics 79, 1997)."""
 
 
-class _Sums(NamedTuple):
+class _ReportSums(NamedTuple):
     """The sums of one report, one row each: first step, number of steps, work, begin of the first step."""
 
     rows: Int64
@@ -55,7 +55,7 @@ class _Sums(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
+class _JoinedSums:
     """The sums that all of some ranks have; ``steps_per_sum`` steps each."""
 
     number: Int64  # of the first step
@@ -72,7 +72,7 @@ class WorkHistory:
 
     def __init__(self, world_size: int) -> None:
         self._most = min(_MOST_SUMS, max(_FEWEST_SUMS, _MOST_SUMS_OF_ALL // world_size))
-        self._of_rank: dict[int, deque[_Sums]] = {}
+        self._of_rank: dict[int, deque[_ReportSums]] = {}
         self._first_step: int | None = None
 
     def add(self, report: WindowReport) -> None:
@@ -86,7 +86,7 @@ class WorkHistory:
             kept = last.rows[last.rows[:, 0] < rows[0, 0]]
             if len(kept):
                 own.append(last._replace(rows=kept))
-        own.append(_Sums(rows, report.steps_per_sum))
+        own.append(_ReportSums(rows, report.steps_per_sum))
         while sum(len(one.rows) for one in own) > self._most:
             own.popleft()
         first = int(rows[0, 0])
@@ -116,7 +116,7 @@ class WorkHistory:
                 found |= _since_of_stage(compared, rows, steps, slow, seconds, is_whole=self._is_whole(steps))
         return {rank: self._by_all_ranks(since) for rank, since in found.items()}
 
-    def _is_whole(self, steps: _Steps) -> bool:
+    def _is_whole(self, steps: _JoinedSums) -> bool:
         """Return whether the steps go back to the first ones of the job."""
         return int(steps.number[0]) <= (self._first_step or 0) + 2 * steps.steps_per_sum
 
@@ -136,7 +136,7 @@ class WorkHistory:
             others = others[np.linspace(0, len(others) - 1, _MOST_COMPARED - len(named)).astype(np.int64)]
         return np.sort(np.concatenate([named, others]))
 
-    def _steps_of(self, ranks: Collection[int]) -> _Steps | None:
+    def _steps_of(self, ranks: Collection[int]) -> _JoinedSums | None:
         """Return the sums that all of these ranks have, without the first step of the job, in which it warms up."""
         if len(ranks) < 2:
             return None
@@ -148,7 +148,7 @@ class WorkHistory:
         rows = rows[:, is_alike]
         if not rows.shape[1]:
             return None
-        return _Steps(rows[0, :, 1], rows[:, :, 4].min(axis=0), rows[:, :, 3] / rows[:, :, 2], per_sum)
+        return _JoinedSums(rows[0, :, 1], rows[:, :, 4].min(axis=0), rows[:, :, 3] / rows[:, :, 2], per_sum)
 
 
 def _last_repetition(rows: Int64) -> Int64:
@@ -157,7 +157,7 @@ def _last_repetition(rows: Int64) -> Int64:
     return rows[again[-1] + 1 :] if len(again) else rows
 
 
-def _begin_of(own: deque[_Sums], step: int) -> Since | None:
+def _begin_of(own: deque[_ReportSums], step: int) -> Since | None:
     for rows, steps_per_sum in reversed(own):
         if rows[0, 0] <= step:
             first, steps, _, begin_ns = rows[np.searchsorted(rows[:, 0], step, side="right") - 1].tolist()
@@ -165,8 +165,8 @@ def _begin_of(own: deque[_Sums], step: int) -> Since | None:
     return None
 
 
-def _joined(own: Collection[_Sums], per_sum: int) -> Int64:
-    """Return the sums of a rank over ``per_sum`` steps: their number, and the four columns of ``_Sums``."""
+def _joined(own: Collection[_ReportSums], per_sum: int) -> Int64:
+    """Return the sums of a rank over ``per_sum`` steps: their number, and the four columns of ``_ReportSums``."""
     rows = np.concatenate([one.rows for one in own])
     number = rows[:, 0] // per_sum
     begins = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
@@ -175,7 +175,7 @@ def _joined(own: Collection[_Sums], per_sum: int) -> Int64:
 
 
 def _since_of_stage(
-    compared: Work, rows: Int64, steps: _Steps, slow: Collection[int], seconds: float, *, is_whole: bool
+    compared: Work, rows: Int64, steps: _JoinedSums, slow: Collection[int], seconds: float, *, is_whole: bool
 ) -> dict[int, Since]:
     level = np.median(steps.work_ns, axis=1)
     of_stage = np.median(steps.work_ns, axis=0)

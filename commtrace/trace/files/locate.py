@@ -189,7 +189,7 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class RecordedLaunch:
     """The recording of one name, attempt, world size and world, with the newest session of each rank."""
 
     run_id: str
@@ -208,7 +208,7 @@ class Launch:
         return max(own[-1].metadata.session for own in self.ranks.values())
 
 
-def newest_launch(segments: list[Segment]) -> Launch | None:
+def newest_launch(segments: list[Segment]) -> RecordedLaunch | None:
     return max(_launches(segments), key=lambda launch: launch.session, default=None)
 
 
@@ -231,7 +231,7 @@ def until_attempt(segments: list[Segment], attempt: int) -> list[Segment]:
     ]
 
 
-def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
+def why_not_one_job(first: RecordedLaunch, second: RecordedLaunch, described: Described) -> str:
     """Return why the recordings of two names are not one job; empty if they are.
 
     One job has one world size, each rank once, and overlapping recordings. Process groups with members in both must
@@ -257,17 +257,17 @@ def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
     return ""
 
 
-def _launches(segments: list[Segment]) -> list[Launch]:
+def _launches(segments: list[Segment]) -> list[RecordedLaunch]:
     worlds: dict[tuple[str, int, int], set[str]] = {}
     for segment in segments:
         worlds.setdefault(_launch(segment.metadata), set()).add(segment.metadata.world)
-    found: dict[tuple[tuple[str, int, int], str], Launch] = {}
+    found: dict[tuple[tuple[str, int, int], str], RecordedLaunch] = {}
     for segment in segments:
         key, world = _launch(segment.metadata), segment.metadata.world
         known = worlds[key] - {""}
         if not world and len(known) == 1:  # a rank that has not got as far as to learn it
             (world,) = known
-        launch = found.setdefault((key, world), Launch(*key, world, {}))
+        launch = found.setdefault((key, world), RecordedLaunch(*key, world, {}))
         launch.ranks.setdefault(segment.metadata.rank, []).append(segment)
     launches = list(found.values())
     for launch in launches:
@@ -277,7 +277,7 @@ def _launches(segments: list[Segment]) -> list[Launch]:
     return launches
 
 
-def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
+def _joined(launches: Sequence[RecordedLaunch], described: Described) -> list[RecordedLaunch]:
     joined = [launches[0]]
     for launch in launches[1:]:
         held = {rank for one in joined for rank in one.ranks}

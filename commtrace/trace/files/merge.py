@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from commtrace.errors import ConfigurationError, RunNotFoundError
-from commtrace.trace.files.locate import Launch, find_run_directory, rank_directories
+from commtrace.trace.files.locate import RecordedLaunch, find_run_directory, rank_directories
 from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
 from commtrace.trace.files.reader import newest_launch_in, why_not_one_job
 
@@ -56,7 +56,7 @@ def _hard_link(source: str, target: str) -> None:
 
 
 def _folders_of_one_job(directories: Sequence[Path]) -> list[Path]:
-    launches: list[tuple[Path, Launch]] = []
+    launches: list[tuple[Path, RecordedLaunch]] = []
     folders: dict[str, Path] = {}
     for directory in directories:
         launch = newest_launch_in(directory)

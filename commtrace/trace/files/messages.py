@@ -43,7 +43,7 @@ _FOOTER: Final = struct.Struct("<II8s")
 _MOST_ENTRIES: Final = 1 << 22
 
 
-class Message(NamedTuple):
+class ArrowMessage(NamedTuple):
     """Position, length (bytes) and kind of one message."""
 
     offset: int
@@ -58,7 +58,7 @@ def custom_metadata(crcs: Sequence[int]) -> dict[bytes, bytes]:
     return {_CRCS: b"".join(b"%08x" % crc for crc in crcs)}
 
 
-def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None:
+def message_at(read: Callable[[int, int], bytes], offset: int) -> ArrowMessage | None:
     """Return the message at ``offset``; None if there is none, or not yet. ``read`` takes a size and an offset."""
     head = read(_READ_AT_ONCE, offset)
     if len(head) < _PREFIX.size:
@@ -76,7 +76,7 @@ def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None
         return None
 
 
-def messages_in(content: bytes) -> Iterator[Message]:
+def messages_in(content: bytes) -> Iterator[ArrowMessage]:
     """Yield the whole messages at the beginning of ``content``."""
     offset = 0
     while (message := message_at(partial(_part, content), offset)) and offset + message.size <= len(content):
@@ -126,7 +126,7 @@ def _part(content: bytes, size: int, offset: int) -> bytes:
     return content[offset : offset + size]
 
 
-def _described(metadata: bytes, offset: int) -> Message | None:
+def _described(metadata: bytes, offset: int) -> ArrowMessage | None:
     """Decode the metadata of a message. A flatbuffer leaves out fields of value 0."""
     table = _root(metadata)
     at = _field(metadata, table, _HEADER_TYPE)
@@ -140,7 +140,7 @@ def _described(metadata: bytes, offset: int) -> Message | None:
         header = _inner(metadata, table, _HEADER)
         at = _field(metadata, header, _ID)
         number = struct.unpack_from("<q", metadata, at)[0] if at else 0
-    return Message(offset, _PREFIX.size + len(metadata) + body, kind, number, tuple(_crcs(metadata, table)))
+    return ArrowMessage(offset, _PREFIX.size + len(metadata) + body, kind, number, tuple(_crcs(metadata, table)))
 
 
 def _crcs(metadata: bytes, table: int) -> Iterator[int]:
@@ -190,7 +190,7 @@ def _inner(metadata: bytes, table: int, number: int) -> int:
 class Checked(NamedTuple):
     """A message and the CRC-32 of its bytes."""
 
-    message: Message
+    message: ArrowMessage
     crc: int
 
 
@@ -253,7 +253,7 @@ def read_checksums(file: int, size: int) -> list[Checked] | None:
         return None
     found, offset = [], 0
     for length, own, kind, dictionary in _ENTRY.iter_unpack(table):
-        found.append(Checked(Message(offset, length, kind, dictionary), own))
+        found.append(Checked(ArrowMessage(offset, length, kind, dictionary), own))
         offset += length
     return found if offset <= begin else None
 

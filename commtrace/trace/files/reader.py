@@ -23,7 +23,7 @@ from commtrace.trace.blocks import Block
 from commtrace.trace.files import locate
 from commtrace.trace.files.decoding import DecodedBlock, RankTable, decode, known_columns, missing_columns
 from commtrace.trace.files.locate import (
-    Launch,
+    RecordedLaunch,
     Segment,
     find_run_directory,
     missing_ranks,
@@ -153,12 +153,12 @@ def segments_in(directory: Path) -> list[Segment]:
     return _scan(directory, [])
 
 
-def newest_launch_in(directory: Path) -> Launch | None:
+def newest_launch_in(directory: Path) -> RecordedLaunch | None:
     """Return the newest launch in a run directory, from headers alone; None if there is none."""
     return locate.newest_launch(_scan(directory, []))
 
 
-def why_not_one_job(first: Launch, second: Launch) -> str:
+def why_not_one_job(first: RecordedLaunch, second: RecordedLaunch) -> str:
     """Return why two launches are not one job, read from their files; empty if they are."""
     return locate.why_not_one_job(first, second, _described)
 

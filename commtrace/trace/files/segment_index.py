@@ -28,7 +28,7 @@ from commtrace.trace.files.messages import (
     DICTIONARY,
     RECORD_BATCH,
     SCHEMA,
-    Message,
+    ArrowMessage,
     is_end,
     message_at,
     read_checksums,
@@ -61,15 +61,15 @@ class SegmentIndex:
         self.path = path
         self._room = room
         self._taken: set[int] = set()  # offsets of messages that have taken from the room
-        self.batches: list[Message] = []
+        self.batches: list[ArrowMessage] = []
         self.num_bytes = 0
         self.modified_ns = 0
         self.ends_whole = True
         self.problems: list[str] = []
-        self._schema: Message | None = None
-        self._dictionaries: list[Message] = []
-        self._unverified: list[Message] = []
-        self._since_batch: list[Message] = []
+        self._schema: ArrowMessage | None = None
+        self._dictionaries: list[ArrowMessage] = []
+        self._unverified: list[ArrowMessage] = []
+        self._since_batch: list[ArrowMessage] = []
         self._checksums: dict[int, int] = {}
         self._has_table = False
         self._damaged: set[int] = set()
@@ -108,7 +108,7 @@ class SegmentIndex:
         # Behind the end of a stream there is its table, or nothing in files of older versions.
         self.ends_whole = self._end == size or (is_end(read, self._end) and self._end + 8 == size)
 
-    def _add(self, message: Message) -> None:
+    def _add(self, message: ArrowMessage) -> None:
         if not self._has_table:
             self._take_checksums(message)
         if message.kind == SCHEMA and self._schema is None:
@@ -119,7 +119,7 @@ class SegmentIndex:
             self.batches.append(message)
         self._end = message.offset + message.size
 
-    def _take_checksums(self, message: Message) -> None:
+    def _take_checksums(self, message: ArrowMessage) -> None:
         """Take from a batch the checksums of the messages since the previous batch, except its own dictionaries."""
         if message.kind == RECORD_BATCH and len(message.crcs) == len(self._unverified):
             self._checksums.update(zip([one.offset for one in self._unverified], message.crcs, strict=True))
@@ -169,7 +169,7 @@ class SegmentIndex:
         with self._opened() as file:
             return self._read(file, wanted, columns)
 
-    def _read(self, file: int, wanted: Sequence[Message], columns: list[int] | None) -> pa.Table | None:
+    def _read(self, file: int, wanted: Sequence[ArrowMessage], columns: list[int] | None) -> pa.Table | None:
         if self._schema is None or not wanted:
             return None
         # Dictionaries replace each other; those before the last wanted batch are all that it can refer to.
@@ -192,7 +192,7 @@ class SegmentIndex:
                 raise SegmentReplacedError(errno.ESTALE, "replaced while the run was read", str(self.path))
             yield opened.fileno()
 
-    def _contents(self, file: int, messages: Sequence[Message]) -> list[bytes | None]:
+    def _contents(self, file: int, messages: Sequence[ArrowMessage]) -> list[bytes | None]:
         """Return the bytes of messages; None where their checksum differs."""
         contents: list[bytes | None] = []
         for message in messages:
@@ -202,9 +202,11 @@ class SegmentIndex:
             contents.append(content if is_whole else None)
         return contents
 
-    def _readable(self, messages: Sequence[Message], contents: Sequence[bytes | None]) -> list[tuple[Message, bytes]]:
+    def _readable(
+        self, messages: Sequence[ArrowMessage], contents: Sequence[bytes | None]
+    ) -> list[tuple[ArrowMessage, bytes]]:
         """Return messages that are whole, of a possible size, and have whole dictionaries."""
-        kept: list[tuple[Message, bytes]] = []
+        kept: list[tuple[ArrowMessage, bytes]] = []
         missing: set[int] = set()
         for message, content in zip(messages, contents, strict=True):
             if content is not None and message.kind != SCHEMA:
@@ -229,7 +231,7 @@ class SegmentIndex:
             kept.append((message, content))
         return kept
 
-    def _has_room(self, message: Message, num_bytes: int) -> bool:
+    def _has_room(self, message: ArrowMessage, num_bytes: int) -> bool:
         more = num_bytes - _MOST_UNPACKED_PER_BYTE * message.size
         if more <= 0 or message.offset in self._taken:
             return True
@@ -239,7 +241,7 @@ class SegmentIndex:
         self._taken.add(message.offset)
         return True
 
-    def _decode(self, kept: Sequence[tuple[Message, bytes]], columns: list[int] | None) -> list[pa.RecordBatch]:
+    def _decode(self, kept: Sequence[tuple[ArrowMessage, bytes]], columns: list[int] | None) -> list[pa.RecordBatch]:
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=columns)
         stream = pa.ipc.open_stream(pa.py_buffer(b"".join(content for _, content in kept)), options=options)
         batches = []
@@ -255,7 +257,7 @@ class SegmentIndex:
             batches.append(batch)
         return batches
 
-    def _leave_out(self, message: Message, why: str) -> None:
+    def _leave_out(self, message: ArrowMessage, why: str) -> None:
         if message.kind == DICTIONARY or message.offset in self._damaged:
             return  # the batches that refer to a dictionary are reported
         self._damaged.add(message.offset)
@@ -265,7 +267,7 @@ class SegmentIndex:
             "Copy the file again if the original is still there."
         )
 
-    def _give_up_at(self, message: Message, why: str) -> None:
+    def _give_up_at(self, message: ArrowMessage, why: str) -> None:
         if message.offset not in self._damaged:
             self._damaged.add(message.offset)
             whole = self.batches.index(message)

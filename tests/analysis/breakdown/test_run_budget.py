@@ -15,7 +15,7 @@ from commtrace.analysis.breakdown.run_budget import (
     PARTS,
     TRAINING,
     PartIntervals,
-    Parts,
+    WallTimeParts,
     divide,
     divide_ranks,
     run_budget,
@@ -57,7 +57,7 @@ def test_every_instant_of_a_run_has_one_part() -> None:
     ]
     budget = run_budget(attempt({0: rows}, 0, last_ns=100, began_ns=0))
 
-    assert budget.job == Parts(
+    assert budget.job == WallTimeParts(
         start_ns=10 + 5, checkpoint_ns=10 + 10, loading_ns=5, training_ns=20 + 8, evaluation_ns=15 + 2, unknown_ns=15
     )
     assert (budget.job.wall_ns, budget.goodput, budget.attempts, budget.repeated_steps) == (100, 0.28, 1, 0)
@@ -68,7 +68,9 @@ def test_a_restart_costs_its_gap_and_the_steps_that_are_done_once_more() -> None
     second = attempt({0: steps(2, 3, 4, start=70, length=10)}, 1, last_ns=100, began_ns=60)
     budget = run_budget(second, [first])
 
-    assert budget.job == Parts(start_ns=10 + 10, training_ns=10 + 30, repeated_ns=20, unknown_ns=5, restart_ns=15)
+    assert budget.job == WallTimeParts(
+        start_ns=10 + 10, training_ns=10 + 30, repeated_ns=20, unknown_ns=5, restart_ns=15
+    )
     assert (budget.attempts, budget.repeated_steps, budget.goodput) == (2, 2, 0.4)
 
 
@@ -80,7 +82,7 @@ def test_which_steps_were_repeated_is_not_known_without_numbers_of_the_programs_
     second = unnumbered(attempt({0: steps(0, 1, start=30, length=10)}, 1, last_ns=50))
     budget = run_budget(second, [first])
 
-    assert budget.job == Parts(training_ns=40, restart_ns=10)
+    assert budget.job == WallTimeParts(training_ns=40, restart_ns=10)
     assert budget.repeated_steps is None
 
 
@@ -88,7 +90,7 @@ def test_the_job_is_the_mean_of_ranks_that_all_have_the_same_wall_time() -> None
     run = attempt({0: steps(1, start=0, length=11), 1: steps(1, start=3, length=4)}, 0, last_ns=11)
     budget = run_budget(run)
 
-    assert budget.ranks == {0: Parts(training_ns=11), 1: Parts(training_ns=4, start_ns=3, unknown_ns=4)}
+    assert budget.ranks == {0: WallTimeParts(training_ns=11), 1: WallTimeParts(training_ns=4, start_ns=3, unknown_ns=4)}
     assert budget.job.wall_ns == 11
 
 
@@ -97,7 +99,7 @@ def test_time_that_was_not_recorded_is_not_called_a_start() -> None:
     recording = Topology(recording={"steps": "10:11"}, process_start_ns=0)
     run = replace(run, ranks={0: replace(run.ranks[0], topology=recording)})
 
-    assert run_budget(run).job == Parts(training_ns=10, unknown_ns=50)
+    assert run_budget(run).job == WallTimeParts(training_ns=10, unknown_ns=50)
 
 
 @st.composite

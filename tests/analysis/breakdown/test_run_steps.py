@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from commtrace.analysis.breakdown.run_steps import EARLIER_LAUNCH, NOT_CHOSEN, REPEATED, Event, Launch, run_steps
+from commtrace.analysis.breakdown.run_steps import EARLIER_LAUNCH, NOT_CHOSEN, REPEATED, Event, LaunchTimes, run_steps
 from commtrace.analysis.steps.choice import WARM_UP, StepChoice
 from commtrace.analysis.summary import summarise
 from commtrace.trace.run import Run
@@ -58,7 +58,9 @@ def test_equal_steps_have_no_outliers() -> None:
 
 def test_a_restart_leaves_the_steps_of_the_earlier_launch_that_were_kept() -> None:
     earlier, later = launch(steps([100, 110, 120])), launch(steps([130, 140], first=2, start_ms=900), number=1)
-    found = run_steps([Launch.of(earlier), Launch.of(later)], StepChoice((2, 3), {}, (0,)), {2: 131 * MS, 3: 140 * MS})
+    found = run_steps(
+        [LaunchTimes.of(earlier), LaunchTimes.of(later)], StepChoice((2, 3), {}, (0,)), {2: 131 * MS, 3: 140 * MS}
+    )
 
     assert found.step.tolist() == [0, 1, 2, 2, 3]
     assert found.launch.tolist() == [0, 0, 0, 1, 1]
@@ -76,7 +78,7 @@ def test_a_restart_leaves_the_steps_of_the_earlier_launch_that_were_kept() -> No
 
 def test_without_numbers_of_the_programs_own_no_launch_repeats_another() -> None:
     launches = [launch(steps([100, 110]), is_numbered=False), launch(steps([120], start_ms=500), 1, is_numbered=False)]
-    found = run_steps([Launch.of(one) for one in launches], StepChoice((0,), {}, (0,)), {0: 120 * MS})
+    found = run_steps([LaunchTimes.of(one) for one in launches], StepChoice((0,), {}, (0,)), {0: 120 * MS})
 
     assert [found.reasons[reason] if reason >= 0 else "" for reason in found.reason] == [EARLIER_LAUNCH] * 2 + [""]
 
@@ -90,7 +92,7 @@ def test_evaluations_and_checkpoints_of_all_ranks_are_one_each() -> None:
         }
     )
 
-    assert Launch.of(run).events == (
+    assert LaunchTimes.of(run).events == (
         Event("evaluation", EPOCH_NS + 300 * MS, EPOCH_NS + 325 * MS),
         Event("checkpoint", EPOCH_NS + 320 * MS, EPOCH_NS + 330 * MS),
     )
@@ -98,7 +100,7 @@ def test_evaluations_and_checkpoints_of_all_ranks_are_one_each() -> None:
 
 def test_steps_that_were_not_asked_for_have_no_part_in_it() -> None:
     found = summarise(launch(steps([500, 100, 102, 99])), "1:3").all_steps
-    kept = run_steps([Launch.of(launch(steps([100, 100])))], StepChoice((1,), {}, (0,)), {})
+    kept = run_steps([LaunchTimes.of(launch(steps([100, 100])))], StepChoice((1,), {}, (0,)), {})
 
     assert found.step.tolist() == [1, 2]
     assert kept.reasons == (NOT_CHOSEN,)

@@ -9,7 +9,7 @@ import pytest
 
 from commtrace.analysis.clocks.align import COLLECTIVE_ENDS, align, apply
 from commtrace.analysis.clocks.fit import Observations, observe
-from commtrace.analysis.clocks.jumps import Change, ClockStep, change_points, contradiction, find_steps, split_at
+from commtrace.analysis.clocks.jumps import ClockChange, ClockStep, change_points, contradiction, find_steps, split_at
 from commtrace.synth import Job, synthesize
 from commtrace.synth import random_clocks as synthetic_clocks
 from commtrace.trace.run import Run
@@ -323,4 +323,4 @@ def test_a_jump_is_found_where_it_is(count: int, size: int) -> None:
 def test_several_jumps_are_in_order() -> None:
     times = np.arange(200.0) * SECOND
     readings = np.where(times >= 50 * SECOND, 3e6, 0) - np.where(times >= 130 * SECOND, 5e6, 0)
-    assert change_points(times, readings) == [Change(50, 3e6), Change(130, -5e6)]
+    assert change_points(times, readings) == [ClockChange(50, 3e6), ClockChange(130, -5e6)]

@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.analysis.communication.baseline import Baseline, Kind, Measurement, Spread, read_baseline
+from commtrace.analysis.communication.baseline import (
+    GroupKind,
+    MeasuredSpread,
+    Measurement,
+    NetworkBaseline,
+    read_baseline,
+)
 from commtrace.analysis.communication.links import find_slow_links
 from commtrace.errors import ConfigurationError
 from tests.json_reading import read_back
 
 MIB = 1 << 20
-WITHIN = Kind("all_reduce", 4, False)
+WITHIN = GroupKind("all_reduce", 4, False)
 
 
 def measured(
@@ -22,19 +28,19 @@ def measured(
     ranks: tuple[int, ...] = (0, 1, 2, 3),
     nodes: tuple[str, ...] = ("a",),
 ) -> Measurement:
-    time = Spread(mean_ns, mean_ns / 2, mean_ns * 2)
+    time = MeasuredSpread(mean_ns, mean_ns / 2, mean_ns * 2)
     return Measurement(operation, ranks, nodes, num_bytes, "float32", 20, time)
 
 
-def baseline(*measurements: Measurement) -> Baseline:
-    return Baseline({"backend": "gloo"}, measurements)
+def baseline(*measurements: Measurement) -> NetworkBaseline:
+    return NetworkBaseline({"backend": "gloo"}, measurements)
 
 
 def test_the_mean_bandwidth_is_that_of_the_mean_time_and_the_smallest_that_of_the_longest() -> None:
     one = measured(8_000_000, 1_000_000)
 
-    assert one.algbw_gbps == Spread(8, 4, 16)
-    assert one.busbw_gbps == Spread(12, 6, 24)  # 2(n−1)/n
+    assert one.algbw_gbps == MeasuredSpread(8, 4, 16)
+    assert one.busbw_gbps == MeasuredSpread(12, 6, 24)  # 2(n−1)/n
 
 
 def test_a_time_between_two_sizes_is_on_a_line_in_logarithms() -> None:
@@ -58,10 +64,10 @@ def test_a_call_below_all_sizes_takes_as_long_as_the_smallest() -> None:
     found = baseline(measured(MIB, 1_000), measured(4 * MIB, 4_000), measured(MIB, 7_000, "send", (0, 1)))
 
     assert found.call_ns(WITHIN, 4) == pytest.approx(1_000)
-    assert found.call_ns(Kind("recv", 4, False), 4) == pytest.approx(7_000)
+    assert found.call_ns(GroupKind("recv", 4, False), 4) == pytest.approx(7_000)
     assert found.call_ns(WITHIN, 2 * MIB) == pytest.approx(2_000)
     assert found.call_ns(WITHIN, 8 * MIB + 1) is None
-    assert found.call_ns(Kind("all_gather", 4, False), 4) is None
+    assert found.call_ns(GroupKind("all_gather", 4, False), 4) is None
 
 
 def test_its_own_group_counts_and_else_the_median_of_those_alike() -> None:
@@ -77,7 +83,11 @@ def test_its_own_group_counts_and_else_the_median_of_those_alike() -> None:
 def test_other_operations_sizes_of_groups_and_reaches_do_not_count() -> None:
     found = baseline(measured(MIB, 1_000))
 
-    for kind in (Kind("all_gather", 4, False), Kind("all_reduce", 2, False), Kind("all_reduce", 4, True)):
+    for kind in (
+        GroupKind("all_gather", 4, False),
+        GroupKind("all_reduce", 2, False),
+        GroupKind("all_reduce", 4, True),
+    ):
         assert found.duration_ns(kind, MIB) is None
 
 
@@ -85,7 +95,7 @@ def test_other_operations_sizes_of_groups_and_reaches_do_not_count() -> None:
 def test_a_message_has_two_members_in_any_group(operation: str) -> None:
     found = baseline(measured(MIB, 1_000, "send", (0, 7), ("a", "b")))
 
-    assert found.duration_ns(Kind(operation, 8, True), MIB) == pytest.approx(1_000)
+    assert found.duration_ns(GroupKind(operation, 8, True), MIB) == pytest.approx(1_000)
 
 
 def test_a_slow_pair_of_nodes_is_found_among_the_links() -> None:

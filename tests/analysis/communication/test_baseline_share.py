@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.analysis.communication.baseline_share import BaselineShare, baseline_shares, measure_sizes, whole_share
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, span
@@ -27,10 +27,10 @@ def two_ranks() -> Run:
 
 def shares(*measured: tuple[int, int]) -> tuple[BaselineShare, ...]:
     times = [
-        Measurement("all_reduce", (0, 1), ("node0",), num_bytes, "float32", 20, Spread(ns, ns, ns))
+        Measurement("all_reduce", (0, 1), ("node0",), num_bytes, "float32", 20, MeasuredSpread(ns, ns, ns))
         for num_bytes, ns in measured
     ]
-    return baseline_shares(measure_sizes(analyse(two_ranks(), "1")), Baseline({}, tuple(times)))
+    return baseline_shares(measure_sizes(analyse(two_ranks(), "1")), NetworkBaseline({}, tuple(times)))
 
 
 def test_each_size_is_compared_with_its_own_and_all_together_by_time() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.communication.calls import Calls, CallSums, Moved, sum_calls, sum_stalls
+from commtrace.analysis.communication.calls import CallSums, CallTable, Moved, sum_calls, sum_stalls
 
 ALL_TO_ALL = 2
 FLAGS = ("finished", "complete", "mismatched", "duration_exact", "transfer_exact")
@@ -19,18 +19,18 @@ EXACT = {name: np.ones(3, np.bool_) for name in ("duration_exact", "transfer_exa
 }
 
 
-def made(count: int, seed: int) -> Calls:
+def made(count: int, seed: int) -> CallTable:
     random = np.random.default_rng(seed)
-    columns: dict[str, Any] = {column.name: random.integers(0, 1_000, count) for column in fields(Calls)}
+    columns: dict[str, Any] = {column.name: random.integers(0, 1_000, count) for column in fields(CallTable)}
     columns["calls"] = np.ones(count, np.int64)
     columns["name"] = random.integers(0, 4, count)
     columns["self_bytes"] = random.integers(-1, 3, count)
     flags = {name: random.random(count) < 0.7 for name in FLAGS}
     flags["replayed"] = ~flags["finished"] & (random.random(count) < 0.5)
-    return Calls(**{**columns, **flags})
+    return CallTable(**{**columns, **flags})
 
 
-def summed(calls: Calls) -> CallSums:
+def summed(calls: CallTable) -> CallSums:
     (sums,) = sum_calls(calls, ALL_TO_ALL, np.arange(len(calls)), np.zeros(1, np.int64))
     return sums
 
@@ -66,7 +66,9 @@ def test_an_uneven_all_to_all_moves_only_what_goes_to_other_ranks() -> None:
         **EXACT,
     }
     sums = summed(
-        Calls(**{column.name: columns.get(column.name, getattr(calls, column.name)) for column in fields(Calls)})
+        CallTable(
+            **{column.name: columns.get(column.name, getattr(calls, column.name)) for column in fields(CallTable)}
+        )
     )
 
     assert sums.all == Moved(calls=3, num_bytes=111, even=11, uneven=60, time_ns=0)
@@ -76,7 +78,7 @@ def test_an_uneven_all_to_all_moves_only_what_goes_to_other_ranks() -> None:
 
 
 def test_stalls_add_nothing_but_the_time_that_the_lane_stood_still() -> None:
-    stalls = Calls.empty(3, exposed=np.array([5, 6, 7]))
+    stalls = CallTable.empty(3, exposed=np.array([5, 6, 7]))
 
     sums = sum_stalls(stalls, np.array([2, 0, 1]), np.array([0, 1]))
 
@@ -98,7 +100,9 @@ def test_calls_of_unknown_size_count_and_move_nothing() -> None:
         **EXACT,
     }
     sums = summed(
-        Calls(**{column.name: columns.get(column.name, getattr(calls, column.name)) for column in fields(Calls)})
+        CallTable(
+            **{column.name: columns.get(column.name, getattr(calls, column.name)) for column in fields(CallTable)}
+        )
     )
 
     assert (sums.count, sums.unsized, sums.unfinished, sums.num_bytes) == (3, 1, 0, 10)

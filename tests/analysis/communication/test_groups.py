@@ -5,7 +5,7 @@ from operator import add
 from typing import Any
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.communication.groups import Arrivals, GroupOperation, Messages, Pair, measure_groups
+from commtrace.analysis.communication.groups import Arrivals, GroupOperation, Pair, PairMessages, measure_groups
 from commtrace.analysis.communication.table import Detail, communication_table
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p, span
@@ -65,7 +65,7 @@ def test_messages_count_where_they_are_received() -> None:
 
     totals = measure_groups(analyse(make_run(rows, [pair]), "0"))
 
-    assert totals.messages == {Pair(0, 1): Messages(1, 2 * MIB, 2 * MIB, 2 * MS)}
+    assert totals.messages == {Pair(0, 1): PairMessages(1, 2 * MIB, 2 * MIB, 2 * MS)}
 
 
 def test_a_message_to_a_rank_that_was_not_recorded_counts_where_it_is_sent() -> None:
@@ -74,7 +74,7 @@ def test_a_message_to_a_rank_that_was_not_recorded_counts_where_it_is_sent() -> 
 
     totals = measure_groups(analyse(make_run(rows, [pair], world_size=2), "0"))
 
-    assert totals.messages == {Pair(0, 1): Messages(1, 2 * MIB, 0, 0)}
+    assert totals.messages == {Pair(0, 1): PairMessages(1, 2 * MIB, 0, 0)}
 
 
 def test_steps_add_up_to_the_run() -> None:

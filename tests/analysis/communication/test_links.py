@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.communication.links import Link, Traffic, find_slow_links, measure_links, usual_gbps
+from commtrace.analysis.communication.links import NodeLink, NodeTraffic, find_slow_links, measure_links, usual_gbps
 from commtrace.analysis.matching.match import match
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p
 
 MIB = 1 << 20
-MESSAGES = Traffic("send", 2, 20)
+MESSAGES = NodeTraffic("send", 2, 20)
 WORLD = group("world", 0, 1, 2)
 
 
@@ -33,12 +33,12 @@ def exchange(times: Mapping[tuple[int, int], int], num_bytes: int = MIB, calls: 
     return make_run(rows, [WORLD], nodes={0: "a", 1: "b", 2: "c"})
 
 
-def links_of(run: Run) -> list[Link]:
+def links_of(run: Run) -> list[NodeLink]:
     return measure_links(run, match(run)).links()
 
 
-def link(source: str, target: str, gbps: float, traffic: Traffic = MESSAGES) -> Link:
-    return Link(traffic, source, target, 3, gbps)
+def link(source: str, target: str, gbps: float, traffic: NodeTraffic = MESSAGES) -> NodeLink:
+    return NodeLink(traffic, source, target, 3, gbps)
 
 
 def test_a_message_is_of_the_link_from_its_sender_to_its_receiver() -> None:
@@ -59,7 +59,7 @@ def test_a_collective_is_of_a_link_where_its_group_is_on_two_nodes() -> None:
     }  # fmt: skip
     run = make_run(rows, [pair, WORLD], nodes={0: "a", 1: "b", 2: "c"})
 
-    assert links_of(run) == [link("a", "b", 0.5, Traffic("all_reduce", 2, 20))]
+    assert links_of(run) == [link("a", "b", 0.5, NodeTraffic("all_reduce", 2, 20))]
 
 
 def test_one_direction_is_slow() -> None:
@@ -94,12 +94,12 @@ def test_the_only_pair_of_nodes_is_compared_with_what_passes_within_them() -> No
             st.just("a"),
             st.sampled_from(["a", "b"]),
             st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.0]),
-            st.sampled_from([MESSAGES, Traffic("all_reduce", 2, 20)]),
+            st.sampled_from([MESSAGES, NodeTraffic("all_reduce", 2, 20)]),
         ),
         max_size=25,
     )
 )
-def test_the_usual_time_is_the_upper_quartile_of_the_others(links: list[Link]) -> None:
+def test_the_usual_time_is_the_upper_quartile_of_the_others(links: list[NodeLink]) -> None:
     expected = []
     for number, one in enumerate(links):
         others = [
@@ -118,12 +118,12 @@ def test_the_usual_time_is_the_upper_quartile_of_the_others(links: list[Link]) -
         [],
         [link("a", "b", 0.1)],  # nothing to compare with
         [link("a", "b", 0.6), link("b", "a", 1.0)],
-        [link("a", "b", 0.1), link("b", "a", 1.0, Traffic("send", 2, 21))],  # of another size
+        [link("a", "b", 0.1), link("b", "a", 1.0, NodeTraffic("send", 2, 21))],  # of another size
         # All links between nodes are alike, and slower than memory: that is how clusters are.
         [link("a", "b", 0.1), link("a", "c", 0.1), link("b", "c", 0.1), link("a", "a", 1.0)],
     ],
 )
-def test_no_link_is_named(links: list[Link]) -> None:
+def test_no_link_is_named(links: list[NodeLink]) -> None:
     assert find_slow_links(links) is None
 
 

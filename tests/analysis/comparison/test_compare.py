@@ -9,13 +9,20 @@ import pytest
 
 from commtrace.analysis.breakdown.states import BUBBLE, COMPUTE, OTHER, TRANSFER, State
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.comparison.compare import Comparison, Link, StepSeries, compare, compare_series, step_series
+from commtrace.analysis.comparison.compare import (
+    ComparedLink,
+    RunComparison,
+    StepSeries,
+    compare,
+    compare_series,
+    step_series,
+)
 from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.trace.run import Run
 from tests.analysis.comparison.two_rank_jobs import job
 
 
-def compared(before: Run, after: Run) -> Comparison:
+def compared(before: Run, after: Run) -> RunComparison:
     return compare([measured(before)], [measured(after)])
 
 
@@ -36,8 +43,8 @@ def test_a_step_is_the_sum_of_its_states() -> None:
 def test_bandwidth_of_a_step_is_bytes_on_the_bus_over_transfer() -> None:
     # 4000 bytes in 40 ns between 2 ranks: algbw 100 GB/s, factor 2·(2−1)/2 = 1.
     series = step_series(analyse(job()))
-    assert series.busbw_gbps.keys() == {Link("dp", "all_reduce", 2)}
-    assert series.busbw_gbps[Link("dp", "all_reduce", 2)].tolist() == pytest.approx([100.0] * 7)
+    assert series.busbw_gbps.keys() == {ComparedLink("dp", "all_reduce", 2)}
+    assert series.busbw_gbps[ComparedLink("dp", "all_reduce", 2)].tolist() == pytest.approx([100.0] * 7)
 
 
 def test_a_run_compared_with_itself_has_not_changed() -> None:
@@ -55,7 +62,7 @@ def test_slower_transfers_make_the_step_slower_and_are_named_first() -> None:
         (State(TRANSFER, "dp"), 20.0),
         (State(COMPUTE, "forward"), 0.0),
     ]
-    bandwidth = comparison.busbw_gbps[Link("dp", "all_reduce", 2)]
+    bandwidth = comparison.busbw_gbps[ComparedLink("dp", "all_reduce", 2)]
     assert (bandwidth.before, bandwidth.after) == pytest.approx((100.0, 4000 / 60))
     assert comparison.is_slower(0.05)
     assert not comparison.is_slower(0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change, change_of_median, change_of_runs
+from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, MedianChange, change_of_median, change_of_runs
 
 
 def test_one_run_of_each_side_is_compared_by_its_steps() -> None:
@@ -58,7 +58,7 @@ def test_a_run_of_few_steps_makes_its_side_unknown() -> None:
 
 def test_equal_series_differ_by_nothing() -> None:
     change = change_of_median(np.array([5, 5, 5, 5, 5, 5]), np.array([5, 5, 5, 5, 5, 5]))
-    assert change == Change(5.0, 5.0, 0.0)
+    assert change == MedianChange(5.0, 5.0, 0.0)
     assert (change.difference, change.relative, change.is_real) == (0.0, 0.0, False)
 
 

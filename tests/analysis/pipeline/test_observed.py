@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.pipeline.bubble import Cause, RankWaits, bubbles_of_stages
+from commtrace.analysis.pipeline.bubble import BubbleCause, RankWaits, bubbles_of_stages
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.windows.run import WholeRun
@@ -313,7 +313,7 @@ def test_transfers_have_no_negative_share_and_the_causes_still_add_up(without_tr
         wall_ns=10 * MS, phase_ns=10 * MS, warm_up_ns=5 * MS, steady_ns=0, cool_down_ns=0, transfer_ns=0, drain_ns=0,
         unmatched_ns=0,
     )  # fmt: skip
-    cause = Cause(
+    cause = BubbleCause(
         steps=1, as_replayed=5 * MS, without_transfers=without_transfers, with_means=3 * MS, with_equal_stages=MS
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.pipeline.plan import Plan, plan_of, plan_timeline
+from commtrace.analysis.pipeline.plan import PlannedPipeline, plan_of, plan_timeline
 from commtrace.analysis.replay.program import build_program
 from commtrace.trace import schema
 from commtrace.trace.run import Run
@@ -18,7 +18,7 @@ from tests.pipeline_factory import PipelineJob
 MS = 1_000_000
 
 
-def plan(run: Run) -> Plan:
+def plan(run: Run) -> PlannedPipeline:
     found = plan_of(run, build_program(run, match(run)))
     assert found is not None
     return found

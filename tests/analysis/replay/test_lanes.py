@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.replay.lanes import Lanes, Launches, ReadLanes, Starts, Waits, concatenate_lanes
-from commtrace.analysis.replay.segments import Segments
+from commtrace.analysis.replay.segments import WorkSegments
 from commtrace.trace.spans import Int64
 
 STEPS = 2
@@ -43,7 +43,7 @@ def _part(ranks: int, calls: int, rng: np.random.Generator) -> ReadLanes:
         "step_end": rng.integers(0, 1000, (ranks, STEPS)),
         "piece_ns": rng.integers(0, 1000, pieces),
         "piece_segment": np.arange(pieces) // 2,
-        "segments": _columns(Segments, -(-pieces // 2), rng),
+        "segments": _columns(WorkSegments, -(-pieces // 2), rng),
         "starts": _columns(Starts, launches, rng, node=wait_node - 1, piece=np.arange(launches) % pieces),
         "waits": _columns(Waits, launches, rng, node=wait_node, launch=launch),
     }

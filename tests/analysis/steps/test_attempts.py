@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from commtrace.analysis.breakdown.run_budget import Parts, run_budget
+from commtrace.analysis.breakdown.run_budget import WallTimeParts, run_budget
 from commtrace.analysis.steps.attempts import Attempt, LaunchSteps, RepeatedStep, repeated_steps, separate_attempts
 from commtrace.analysis.summary import summarise
 from commtrace.cli.views import step_attempts_lines
@@ -71,7 +71,7 @@ def test_the_numbers_of_a_summary_are_of_the_last_attempt() -> None:
 def test_time_before_a_rollback_is_no_goodput() -> None:
     budget = run_budget(separate_attempts(launch([(1, 100), (2, 50), (1, 100), (2, 50)])))
 
-    assert budget.job == Parts(training_ns=150 * MS, repeated_ns=150 * MS)
+    assert budget.job == WallTimeParts(training_ns=150 * MS, repeated_ns=150 * MS)
     assert budget.repeated_steps == 2
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from commtrace.analysis.steps.choice import choose_steps
-from commtrace.analysis.steps.detail import SpanSum, StepTimes, find_detail
+from commtrace.analysis.steps.detail import SampledStepTimes, SpanSum, find_detail
 from commtrace.analysis.summary import summarise
 from commtrace.cli.commands.summary import print_summary
 from commtrace.trace.run import DiscardedSegments, Run, TriggeredDetail
@@ -47,7 +47,7 @@ def test_only_steps_in_detail_count_and_the_others_have_a_duration() -> None:
 
     detail = find_detail(run)
     assert (detail.every, detail.steps, detail.steps_in_detail) == (2, 6, 3)
-    assert detail.step_time_ns == StepTimes(mean=133, p50=100, p99=290, max=300)
+    assert detail.step_time_ns == SampledStepTimes(mean=133, p50=100, p99=290, max=300)
     assert detail.sums == (
         SpanSum("collective", "dp", "all_reduce", count=2.0, time_ns=40, num_bytes=128, longest_ns=30),
         SpanSum("forward", "", "forward", count=1 / 3, time_ns=30, num_bytes=0, longest_ns=90),

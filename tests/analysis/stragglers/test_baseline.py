@@ -9,7 +9,7 @@ import pytest
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.replay.step_statistics import StepStatistics
-from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.synth import Fault, Job, synthesize
 
@@ -21,13 +21,13 @@ def simulated(*faults: str, **job: Any) -> Matched:
     return match_run(synthesize(Job(**sizes, jitter=0.02, faults=tuple(map(Fault.parse, faults)))).run)
 
 
-def baseline_of(matched: Matched) -> Baseline:
+def baseline_of(matched: Matched) -> HealthyRun:
     program = build_program(matched.run, matched.matches)
-    return Baseline.of(matched.run, StepStatistics.of(matched.run, program))
+    return HealthyRun.of(matched.run, StepStatistics.of(matched.run, program))
 
 
 @pytest.fixture(scope="module")
-def well() -> Baseline:
+def well() -> HealthyRun:
     return baseline_of(simulated())
 
 
@@ -45,7 +45,7 @@ def test_ranks_that_were_slower_for_a_while_are_past() -> None:
     assert find_stragglers(matched.run, matched.matches).abstentions == ()
 
 
-def test_ranks_that_are_all_slower_than_in_the_baseline(well: Baseline) -> None:
+def test_ranks_that_are_all_slower_than_in_the_baseline(well: HealthyRun) -> None:
     matched = simulated(f"slow-rank={ALL}:1.3")
     findings = find_stragglers(matched.run, matched.matches, baseline=well)
 
@@ -54,13 +54,13 @@ def test_ranks_that_are_all_slower_than_in_the_baseline(well: Baseline) -> None:
     assert said.startswith("All ranks work longer than in the baseline, by 30% (6")
 
 
-def test_a_baseline_that_is_alike_says_nothing(well: Baseline) -> None:
+def test_a_baseline_that_is_alike_says_nothing(well: HealthyRun) -> None:
     matched = simulated(seed=3)
 
     assert find_stragglers(matched.run, matched.matches, baseline=well).abstentions == ()
 
 
-def test_a_baseline_of_another_job_is_said_to_tell_nothing(well: Baseline) -> None:
+def test_a_baseline_of_another_job_is_said_to_tell_nothing(well: HealthyRun) -> None:
     other, slower = simulated(pp=2, dp=4), baseline_of(simulated(microbatches=8))
     same = simulated()
 
@@ -88,7 +88,7 @@ def test_ranks_without_peers_that_are_all_slower_than_in_the_baseline() -> None:
     assert any(said.startswith("All ranks work longer than in the baseline, by 30%") for said in findings.abstentions)
 
 
-def test_ranks_that_the_baseline_tells_are_said_to_be_compared_with_it(well: Baseline) -> None:
+def test_ranks_that_the_baseline_tells_are_said_to_be_compared_with_it(well: HealthyRun) -> None:
     matched = simulated("slow-rank=0,1,2,5,7:1.35")
 
     (verdict,) = find_stragglers(matched.run, matched.matches, baseline=well).verdicts

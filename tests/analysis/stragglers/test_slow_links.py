@@ -9,7 +9,7 @@ import pytest
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.replay.step_statistics import StepStatistics
-from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.synth import Fault, Job, synthesize
 from tests.analysis.stragglers.judged_jobs import found, judged
@@ -78,7 +78,7 @@ def test_another_run_tells_that_the_network_is_slow() -> None:
         match_run(synthesize(Job(**TWO_HOSTS, jitter=0.02, faults=faults)).run)
         for faults in ((), (Fault.parse("slow-network=1:50"),))
     )
-    baseline = Baseline.of(well.run, StepStatistics.of(well.run, build_program(well.run, well.matches)))
+    baseline = HealthyRun.of(well.run, StepStatistics.of(well.run, build_program(well.run, well.matches)))
 
     (verdict,) = find_stragglers(slow.run, slow.matches, baseline=baseline).verdicts
     assert (verdict.who, verdict.cause) == (BETWEEN, "communication")

@@ -15,18 +15,18 @@ from msgspec import structs
 from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives import group_members
-from commtrace.capture.collectives.group_members import GroupMembers
+from commtrace.capture.collectives.group_members import GroupMeetings
 from commtrace.capture.collectives.groups import GroupRegistry
-from commtrace.trace.metadata import Group, Member
+from commtrace.trace.metadata import Group, GroupMember
 
-TRAINER = Member("a" * 16, "trainer", 0, "left", 1)
-ENGINES = [Member("b" * 16, "rollout", rank, "right", 2 + rank) for rank in range(2)]
+TRAINER = GroupMember("a" * 16, "trainer", 0, "left", 1)
+ENGINES = [GroupMember("b" * 16, "rollout", rank, "right", 2 + rank) for rank in range(2)]
 
 
 class Process:
     """One member of the group, each with a registry of its own; torch's table of groups is shared by all of them."""
 
-    def __init__(self, own: Member, rank: int, store: Any, size: int = 3) -> None:
+    def __init__(self, own: GroupMember, rank: int, store: Any, size: int = 3) -> None:
         self.now = 0.0
         self.registry = GroupRegistry()
         group: Any = dist.ProcessGroup(dist.HashStore(), rank, size)
@@ -34,7 +34,7 @@ class Process:
         self.group = group
         distributed_c10d._world.pg_map[self.group] = ("gloo", store)
         self.state = self.registry.state(self.group)
-        self.members = GroupMembers(self.registry, own, now=lambda: self.now)
+        self.members = GroupMeetings(self.registry, own, now=lambda: self.now)
 
     @property
     def known(self) -> Group:

@@ -22,7 +22,7 @@ from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.device.clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.device.facts import CallFacts
-from commtrace.capture.device.placement import Calls, Placed
+from commtrace.capture.device.placement import DeviceOperations, PlacedTimes
 from commtrace.capture.records import Launch, next_id
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
@@ -290,7 +290,7 @@ def test_behind_a_pause_of_the_recording_no_start_is_exact(job: Job) -> None:
 
 
 def test_operations_that_cannot_be_placed_count_as_dropped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_calls: Calls) -> Any:
+    def fail(_calls: DeviceOperations) -> Any:
         raise ArithmeticError
 
     job.all_reduce(asynchronous=False)
@@ -311,7 +311,7 @@ def test_whole_columns_are_placed_together_with_the_calls_of_the_pass(job: Job) 
     """Another source knows of the operation that the communicator ran right before."""
 
     class Facts(CallFacts):
-        def rows(self, placed: Placed) -> list[Row]:
+        def rows(self, placed: PlacedTimes) -> list[Row]:
             ((start, end),) = zip(placed.start.tolist(), placed.end.tolist(), strict=True)
             return [Row(schema.COLLECTIVE, "of_columns", schema.COMMUNICATION, start, end)]
 
@@ -322,7 +322,7 @@ def test_whole_columns_are_placed_together_with_the_calls_of_the_pass(job: Job) 
     job.finish()
     launch = job.nccl.intervals[0][0] - 9
     columns = (call.id - 1, call.id - 1, call.queue.number, 0, launch, launch, launch + 5, 0, 1, 0, -1)
-    job.devices.resolved.add(Calls(*(np.array([value]) for value in columns)), Facts([call]))
+    job.devices.resolved.add(DeviceOperations(*(np.array([value]) for value in columns)), Facts([call]))
 
     rows = job.recording.communications()
     assert [(row.name, row.start, row.end, row.start_exact) for row in rows] == [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.capture.device.peak_memory import PART, PeakMemory
+from commtrace.capture.device.peak_memory import PART, PeakMemoryReader
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 
@@ -43,7 +43,7 @@ def recording(allocator: Allocator) -> Recording:
 
 
 def installed(recording: Recording, allocator: Any) -> Recording:
-    memory = PeakMemory(recording.tracer, allocator, allocator)
+    memory = PeakMemoryReader(recording.tracer, allocator, allocator)
     recording.tracer.guard.on_failure(PART, memory.uninstall)
     memory.install()
     return recording

@@ -18,8 +18,8 @@ from commtrace.capture.device.placement import (
     MOST_REMEMBERED_IN_ALL,
     SHORTEST_STALL_NS,
     SOON_NS,
-    Calls,
-    Placed,
+    DeviceOperations,
+    PlacedTimes,
     Placement,
 )
 from commtrace.trace import schema
@@ -37,7 +37,7 @@ OWN, JOBS = 0, 1
 
 @dataclass(frozen=True)
 class Call:
-    """A row of ``Calls``, with the marks of a stream that was long behind the host."""
+    """A row of ``DeviceOperations``, with the marks of a stream that was long behind the host."""
 
     id: int
     launch: int
@@ -52,19 +52,19 @@ class Call:
     duration: int = -1
 
 
-def calls_of(rows: Sequence[Call]) -> Calls:
+def calls_of(rows: Sequence[Call]) -> DeviceOperations:
     columns: dict[str, list[int]] = {}
-    for field in dataclasses.fields(Calls):
+    for field in dataclasses.fields(DeviceOperations):
         columns[field.name] = [getattr(row, field.name) for row in rows]
     columns["position"] = [row.id if row.position < 0 else row.position for row in rows]
     columns["batch"] = [row.id if row.batch < 0 else row.batch for row in rows]
-    return Calls(**{name: np.array(column, np.int64) for name, column in columns.items()})
+    return DeviceOperations(**{name: np.array(column, np.int64) for name, column in columns.items()})
 
 
 Times = tuple[int, int, bool, bool, int]
 
 
-def times_of(placed: Placed) -> list[Times]:
+def times_of(placed: PlacedTimes) -> list[Times]:
     """Start, end, whether they are exact, and the timing."""
     columns = (placed.start, placed.end, placed.start_exact, placed.end_exact, placed.timing)
     return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.communication.links import Link, SlowLinks, Traffic
+from commtrace.analysis.communication.links import NodeLink, NodeTraffic, SlowTraffic
 from commtrace.cli.commands.bandwidth import slow_links_text
 from commtrace.cli.main import app
 
@@ -35,24 +35,24 @@ def test_sizes_and_groups_have_a_column(made: Path) -> None:
 
 
 def test_a_slow_link_is_named_with_what_others_carry() -> None:
-    link = Link(Traffic("send", 2, 22), "node0", "node1", 3, 0.0241)
-    assert slow_links_text(SlowLinks((link,), 1.1, within_nodes=False)) == (
+    link = NodeLink(NodeTraffic("send", 2, 22), "node0", "node1", 3, 0.0241)
+    assert slow_links_text(SlowTraffic((link,), 1.1, within_nodes=False)) == (
         "Slow link: node0 → node1 carries 24.1 MB/s (messages of 4–8 MiB); between other nodes it is 1.10 GB/s."
     )
 
 
 def test_slow_links_of_one_node_name_the_node() -> None:
-    traffic = Traffic("all_reduce", 4, 20)
-    links = tuple(Link(traffic, *nodes, 3, 0.0241) for nodes in (("a", "c"), ("b", "c")))
-    assert slow_links_text(SlowLinks(links, 0.5, within_nodes=False)) == (
+    traffic = NodeTraffic("all_reduce", 4, 20)
+    links = tuple(NodeLink(traffic, *nodes, 3, 0.0241) for nodes in (("a", "c"), ("b", "c")))
+    assert slow_links_text(SlowTraffic(links, 0.5, within_nodes=False)) == (
         "Slow links: a – c carries 24.1 MB/s, b – c carries 24.1 MB/s (all_reduce of 1–2 MiB); between other nodes it "
         "is 500 MB/s. All of them are links of c."
     )
 
 
 def test_the_only_link_is_compared_with_what_passes_within_a_node() -> None:
-    link = Link(Traffic("send", 2, 22), "node0", "node1", 3, 0.0241)
-    assert slow_links_text(SlowLinks((link,), 12.3, within_nodes=True)) == (
+    link = NodeLink(NodeTraffic("send", 2, 22), "node0", "node1", 3, 0.0241)
+    assert slow_links_text(SlowTraffic((link,), 12.3, within_nodes=True)) == (
         "Slowest link: node0 → node1 carries 24.1 MB/s (messages of 4–8 MiB), within a node it is 12.3 GB/s. There is "
         "no other pair of nodes to compare with: is that what the network should carry?"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.analysis.communication.baseline import Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement
 from commtrace.benchmarks.collectives import Results
 from commtrace.benchmarks.expectations import ExpectedShare, Rate, shares
 from commtrace.cli.commands.bench_collectives import _report, _share_text
@@ -19,20 +19,20 @@ MADE = {"backend": "gloo", "device": "cpu", "torch": "2.13.0+cpu", "date": "2026
 
 def measured(
     num_bytes: int,
-    gbps: Spread,
+    gbps: MeasuredSpread,
     ranks: tuple[int, ...] = (0, 1),
     nodes: tuple[str, ...] = ("node0", "node1"),
     group: str = "world",
 ) -> Measurement:
     """Return an all_reduce of two ranks, whose busbw is bytes over time."""
-    time = Spread(num_bytes / gbps.mean, num_bytes / gbps.max, num_bytes / gbps.min)
+    time = MeasuredSpread(num_bytes / gbps.mean, num_bytes / gbps.max, num_bytes / gbps.min)
     return Measurement("all_reduce", ranks, nodes, num_bytes, "float32", 20, time, group)
 
 
 def test_the_output_in_the_documentation_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        measured(64 * MIB, Spread(0.607, 0.290, 0.936)),
-        measured(128 * MIB, Spread(0.634, 0.459, 0.841)),
+        measured(64 * MIB, MeasuredSpread(0.607, 0.290, 0.936)),
+        measured(128 * MIB, MeasuredSpread(0.634, 0.459, 0.841)),
     ]
     results = Results(MADE, rows)
     found = shares(results.baseline(), {"": Rate("10Gbit/s", 1.25)}, ["node0", "node1"])
@@ -46,7 +46,7 @@ def test_the_output_in_the_documentation_is_what_is_printed(capsys: pytest.Captu
 def test_the_slow_node_in_the_documentation_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     measured_gbps = {(0, 3): 1.016, (1, 2): 0.234, (0, 2): 0.230, (1, 3): 0.654, (0, 1): 0.643, (2, 3): 0.226}
     rows = [
-        measured(64 * MIB, Spread(gbps, gbps, gbps), pair, (f"node{pair[0]}", f"node{pair[1]}"), "pairs")
+        measured(64 * MIB, MeasuredSpread(gbps, gbps, gbps), pair, (f"node{pair[0]}", f"node{pair[1]}"), "pairs")
         for pair, gbps in measured_gbps.items()
     ]
     _report(Results(MADE, rows), (), json_output=False, output=None, plot=None)
@@ -66,7 +66,9 @@ def test_the_slow_node_in_the_documentation_is_what_is_printed(capsys: pytest.Ca
     ],
 )
 def test_a_low_share_has_an_advice(num_bytes: int, nodes: tuple[str, ...], backend: str, advice: str) -> None:
-    low = ExpectedShare(measured(num_bytes, Spread(20.0, 20.0, 20.0), nodes=nodes), Rate("400Gbit/s", 50.0), 50.0)
+    low = ExpectedShare(
+        measured(num_bytes, MeasuredSpread(20.0, 20.0, 20.0), nodes=nodes), Rate("400Gbit/s", 50.0), 50.0
+    )
     text = _share_text(low, backend)
 
     assert "reaches only 20.0 GB/s" in text
@@ -74,7 +76,7 @@ def test_a_low_share_has_an_advice(num_bytes: int, nodes: tuple[str, ...], backe
 
 
 def test_a_share_that_is_enough_needs_no_advice() -> None:
-    high = ExpectedShare(measured(64 * MIB, Spread(41.0, 41.0, 41.0)), Rate("400Gbit/s", 50.0), 50.0)
+    high = ExpectedShare(measured(64 * MIB, MeasuredSpread(41.0, 41.0, 41.0)), Rate("400Gbit/s", 50.0), 50.0)
 
     assert _share_text(high, "nccl") == (
         "all_reduce on ranks 0–1 of node0 and node1 reaches 41.0 GB/s at 64.0 MiB, 82 % of the 50.0 GB/s that "

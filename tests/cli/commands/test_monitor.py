@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from commtrace.exporters.monitor import store
-from commtrace.exporters.monitor.messages import Job
+from commtrace.exporters.monitor.messages import WatchedJob
 from commtrace.live.monitoring.findings import found
 from tests.history.factory import write_monitor, write_run
 from tests.live.findings import live_straggler
@@ -19,7 +19,7 @@ from tests.live.findings import live_straggler
 
 def watch(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the command in a directory for one window of a job."""
-    known = store.MonitorStore(Job("r1", 0, 2, 0.02))
+    known = store.MonitorStore(WatchedJob("r1", 0, 2, 0.02))
     monkeypatch.setattr(store, "MonitorStore", lambda: known)
     command = ["monitor", "--serve", "127.0.0.1:0", "--windows", "1", "-o", str(output)]
     watched = CliRunner().invoke(app, command, env={"COMMTRACE_MONITOR_TOKEN": 32 * "a"})

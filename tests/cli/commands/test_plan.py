@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.cli.main import app
 from commtrace.synth import Job, synthesize, write
 from tests.cli.planned_runs import LAYOUT, MODEL, recorded
@@ -301,11 +301,13 @@ def test_times_at_a_bandwidth(tmp_path: Path) -> None:
 
 def test_times_by_a_baseline(tmp_path: Path) -> None:
     def measured(operation: str, num_bytes: int, time_ns: float) -> Measurement:
-        return Measurement(operation, (0, 1), ("a",), num_bytes, "float32", 20, Spread(time_ns, time_ns, time_ns))
+        return Measurement(
+            operation, (0, 1), ("a",), num_bytes, "float32", 20, MeasuredSpread(time_ns, time_ns, time_ns)
+        )
 
     kinds = ("reduce_scatter", "all_gather")
     file = tmp_path / "baseline.json"
-    Baseline({}, tuple(measured(kind, 1 << size, 8e6) for kind in kinds for size in (10, 24))).save(file)
+    NetworkBaseline({}, tuple(measured(kind, 1 << size, 8e6) for kind in kinds for size in (10, 24))).save(file)
     path = plan_file(tmp_path, dp=2, distributed_optimizer=True)
     as_text, as_json = run_plan(path, "--baseline", str(file)), run_plan(path, "--baseline", str(file), "--json")
     printed = json.loads(as_json.stdout)

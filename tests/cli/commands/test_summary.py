@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.analysis.matching.coverage import Coverage
 from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.pipeline.observed import Pipeline
@@ -321,10 +321,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = runner.invoke(app, ["synth", "-o", str(folder / "run"), "--dp", "4", "--num-steps", "4"])
     assert made.exit_code == 0, made.output
     measured = [
-        Measurement("all_gather", (0, 1, 2, 3), ("node0",), 1 << size, "bfloat16", 20, Spread(ns, ns, ns))
+        Measurement("all_gather", (0, 1, 2, 3), ("node0",), 1 << size, "bfloat16", 20, MeasuredSpread(ns, ns, ns))
         for size, ns in ((31, 4 * MS), (32, 8 * MS))
     ]
-    Baseline({"backend": "nccl"}, tuple(measured)).save(folder / "baseline.json")
+    NetworkBaseline({"backend": "nccl"}, tuple(measured)).save(folder / "baseline.json")
     model = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
     layout = {"dp": 4, "microbatches": 2, "recompute": "full"}
     (folder / "plan.json").write_text(json.dumps({"model": model, "layout": layout}))

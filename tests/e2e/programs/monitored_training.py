@@ -18,7 +18,7 @@ import commtrace
 import commtrace.auto
 import commtrace.live.collector as live
 from commtrace import session
-from commtrace.live.summary import Device
+from commtrace.live.summary import DeviceMemory
 from commtrace.trace import schema
 
 WORK_SECONDS, SLOW_SECONDS, SLOW_RANK = 0.05, 0.1, 1
@@ -27,7 +27,7 @@ LONGEST_SECONDS = 470.0
 
 def main(directory: Path) -> None:
     module: Any = live
-    module.training_device = lambda: Device("NVIDIA H200", 2**30, 2**29, 2**30, 2**31)
+    module.training_device = lambda: DeviceMemory("NVIDIA H200", 2**30, 2**29, 2**30, 2**31)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

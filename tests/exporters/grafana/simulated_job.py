@@ -22,7 +22,7 @@ import numpy as np
 from prometheus_client.samples import Sample
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
-from commtrace.analysis.communication.baseline import Baseline, Measurement, Spread
+from commtrace.analysis.communication.baseline import MeasuredSpread, Measurement, NetworkBaseline
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus import metrics
@@ -32,8 +32,8 @@ from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.rank import LiveRank
-from commtrace.live.summarise import StepExtras, StepWindow, summarise
-from commtrace.live.summary import Device, StepSummary
+from commtrace.live.summarise import StepExtras, SummaryInput, summarise
+from commtrace.live.summary import DeviceMemory, StepSummary
 from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace import schema
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
@@ -48,13 +48,13 @@ SECOND = 1_000_000_000
 SCRAPE_SECONDS = 15
 RUN_ID = "simulated"
 _PIECE_SCRAPES = 100
-_DEVICE = Device("NVIDIA H100 80GB HBM3", 60 * 2**30, 40 * 2**30, 62 * 2**30, 64 * 2**30)
+_DEVICE = DeviceMemory("NVIDIA H100 80GB HBM3", 60 * 2**30, 40 * 2**30, 62 * 2**30, 64 * 2**30)
 
 
-BASELINE = Baseline(
+BASELINE = NetworkBaseline(
     {"backend": "nccl"},
     tuple(
-        Measurement(operation, tuple(range(size)), nodes, num_bytes, "bfloat16", 20, Spread(*[time_ns] * 3))
+        Measurement(operation, tuple(range(size)), nodes, num_bytes, "bfloat16", 20, MeasuredSpread(*[time_ns] * 3))
         for operation in ("all_gather", "all_reduce", "reduce_scatter", "send")
         for size in (2, 4, 8, 32)
         for nodes in (("a",), ("a", "b"))
@@ -154,7 +154,7 @@ def _summaries(synthetic: Synthetic, number: int, live: LiveRank) -> list[StepSu
     spans = synthetic.rank_trace(number).spans
     steps = np.flatnonzero(spans.kind == schema.STEP)
     steps = steps[np.argsort(spans.end[steps])]
-    window = StepWindow(synthetic.names, spans, steps, owners(spans, steps), {})
+    window = SummaryInput(synthetic.names, spans, steps, owners(spans, steps), {})
     extras = StepExtras(100, 2_000_000, {}, {"tokens": 4096.0, "samples": 1.0, "model_flops": 4e15}, _DEVICE)
     return summarise(window, live, [extras] * len(steps), GilYield())
 

@@ -15,7 +15,7 @@ from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.monitoring.waits import Split
-from commtrace.live.summary import Device
+from commtrace.live.summary import DeviceMemory
 from tests.exporters.prometheus.steps import rank, summary
 from tests.json_reading import read_back
 from tests.live.findings import live_straggler
@@ -76,7 +76,7 @@ def exported() -> set[str]:
     """The names of all series of a rank of which everything is known, and of what is recorded from them."""
     totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
-    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
+    totals.add(summary(counts=counts, device=DeviceMemory("NVIDIA H200", 1, 1, 1, 1)))
     live = rank()
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     live.joins, live.stragglers = True, (live_straggler(),)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from commtrace.exporters.monitor.exchange import MonitorClient, MonitorServer
-from commtrace.exporters.monitor.messages import Job
+from commtrace.exporters.monitor.messages import WatchedJob
 from commtrace.exporters.monitor.rendezvous import Address
 from commtrace.exporters.monitor.store import MonitorStore
 
 TOKEN = "a secret of sixteen bytes".replace(" ", "-")
-JOB = Job("run", 0, 4, 4.0)
+JOB = WatchedJob("run", 0, 4, 4.0)
 
 
 @pytest.fixture

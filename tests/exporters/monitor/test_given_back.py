@@ -15,10 +15,10 @@ from commtrace.config import Config, MonitorConfig, OtlpConfig
 from commtrace.errors import CommtraceError
 from commtrace.exporters.monitor.exchange import MonitorClient, MonitorError
 from commtrace.exporters.monitor.exporter import MonitorExporter
-from commtrace.exporters.monitor.messages import Findings, Job, PeerBaseline, Reply, Report, Request
+from commtrace.exporters.monitor.messages import MonitorFindings, PeerBaseline, Reply, Report, Request, WatchedJob
 from commtrace.exporters.monitor.rendezvous import Address
 from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
-from commtrace.live.monitoring.job_steps import JobStep, StepTimes
+from commtrace.live.monitoring.job_steps import JobStep, RankStep
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
@@ -79,7 +79,7 @@ def test_times_of_steps_are_told_for_spans_and_asked_for_by_the_rank_that_sends_
     (received,) = requests
     assert isinstance(received, Report)
     epoch = one._rank.epoch_ns
-    assert received.window.step_times == ((StepTimes(5, 0, epoch(100), epoch(200)),) if tells else ())
+    assert received.window.step_times == ((RankStep(5, 0, epoch(100), epoch(200)),) if tells else ())
     assert (received.asks_job_steps, one._rank.job_steps) == (asks, {(5, 0): of_all} if asks else {})
 
 
@@ -126,7 +126,9 @@ def test_rank_0_shows_what_a_monitor_outside_of_the_job_finds(exporter: MonitorE
                 assert time.monotonic() < deadline
                 window += 1
                 for rank in range(4):
-                    received = client.exchange(Report(Job("run", 0, 4, 0.5), slow_rank_2(rank, window), (), rank == 0))
+                    received = client.exchange(
+                        Report(WatchedJob("run", 0, 4, 0.5), slow_rank_2(rank, window), (), rank == 0)
+                    )
                     if rank == 0:
                         exporter._learn_findings(received)
                 time.sleep(0.2)
@@ -161,7 +163,7 @@ def test_a_rank_that_shows_the_job_asks_for_it_and_exports_no_second_series(
 
     def exchange(request: Request) -> Reply:
         requests.append(request)
-        return Reply(findings=Findings((live_straggler(2),), (silent,), means))
+        return Reply(findings=MonitorFindings((live_straggler(2),), (silent,), means))
 
     monkeypatch.setattr(one, "_exchange", exchange)
     one._report(7)

@@ -13,17 +13,17 @@ from commtrace.exporters.monitor.aggregator import Aggregator
 from commtrace.exporters.monitor.hangs import HangAggregator, _Groups, hang_event, hang_report, trace_of
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
-    Hang,
-    Job,
     MessageError,
-    Process,
+    RankHang,
     Report,
+    WatchedJob,
+    WireProcess,
     encoded,
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.window import WindowReport
-from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
+from commtrace.live.monitoring.wire_types import RankRange, WireGroup
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.run import RankTrace
@@ -62,7 +62,7 @@ def hung(ranks: Sequence[int] = (0, 1, 2, 3)) -> list[dict[str, Any]]:
     ]
 
 
-JOB = Job("run", 0, 4, 4.0)
+JOB = WatchedJob("run", 0, 4, 4.0)
 STOPPED_AT = 1_700_000_000.0
 """A window ends with it; ranks notice 60 s later."""
 
@@ -99,7 +99,7 @@ def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment(
     record = report(0, waits_at=5, launched=6)
     record["metadata"]["environment"] = {"NCCL_DEBUG_FILE": "a-secret"}
     record["threads"][0]["frames"] = ["secret.py:1 f"]
-    sent = encoded(Hang(JOB, 0, True, hang_report(record)))
+    sent = encoded(RankHang(JOB, 0, True, hang_report(record)))
     assert b"secret" not in sent
     (trace,) = traces([record])
     assert trace.in_flight == tuple(InFlight(**one) for one in record["in_flight"])
@@ -118,8 +118,8 @@ def test_members_of_any_group_survive_it(ranks: list[int]) -> None:
 def test_a_report_stays_small_and_members_are_kept_once_in_a_job_of_many_ranks() -> None:
     record = report(0, waits_at=5, launched=6)
     record["groups"][0]["ranks"] = list(range(0, 80_000, 8))
-    sent, job, groups = hang_report(record), Job("run", 0, 80_000, 4.0), _Groups(80_000)
-    assert len(encoded(Hang(job, 0, True, sent))) < 1_500
+    sent, job, groups = hang_report(record), WatchedJob("run", 0, 80_000, 4.0), _Groups(80_000)
+    assert len(encoded(RankHang(job, 0, True, sent))) < 1_500
     first, second = (trace_of(sent, job, groups).groups[DP.id].ranks for _ in range(2))
     assert first is second
     assert len(first) == 10_000
@@ -129,7 +129,7 @@ def test_a_report_that_would_be_too_long_is_sent_without_its_groups() -> None:
     record = report(0, waits_at=5, launched=6)
     record["groups"] = [{**record["groups"][0], "id": number, "ranks": [0, 1, 3] * 100} for number in range(600)]
     sent = hang_report(record)
-    assert len(encoded(Hang(JOB, 0, True, sent))) < MOST_BYTES
+    assert len(encoded(RankHang(JOB, 0, True, sent))) < MOST_BYTES
     assert (sent.groups, sent.activity.collectives) == ((), {})
     assert (len(sent.in_flight), sent.activity.frames) == (1, ("train.py:7 step",))
 
@@ -143,11 +143,11 @@ def test_groups_of_ranks_that_the_job_does_not_have_are_refused() -> None:
     groups = _Groups(4)
     for ranks, members in ((RankRange(0, 5, 1), ()), (RankRange(4, 5, 1), ()), (None, (0, 9))):
         with pytest.raises(MessageError, match="does not have"):
-            groups.group(GroupMembers(1, ranks, members, 0, "dp"))
+            groups.group(WireGroup(1, ranks, members, 0, "dp"))
     for length in range(1, 90):
-        groups.group(GroupMembers(1, None, (0,) * length, 0, "dp"))
+        groups.group(WireGroup(1, None, (0,) * length, 0, "dp"))
     with pytest.raises(MessageError, match="does not have"):
-        groups.group(GroupMembers(1, None, (0,) * 400, 0, "dp"))
+        groups.group(WireGroup(1, None, (0,) * 400, 0, "dp"))
 
 
 class Ranks:
@@ -166,11 +166,11 @@ class Ranks:
     def say(self, reports: Sequence[dict[str, Any]]) -> None:
         for record in reports:
             rank = record["metadata"]["rank"]
-            assert self.store.answer(Hang(JOB, rank, True, hang_report(record))).refused == ""
+            assert self.store.answer(RankHang(JOB, rank, True, hang_report(record))).refused == ""
 
     def go_on(self) -> None:
         for rank in range(4):
-            self.store.answer(Hang(JOB, rank, False))
+            self.store.answer(RankHang(JOB, rank, False))
 
     def report(self, rank: int, at: float, *, phase: str = "", ended: bool = False, exception: str = "") -> None:
         """Its newest window ended so many seconds after training had stopped."""
@@ -178,7 +178,7 @@ class Ranks:
             rank, f"node{rank}", 0, int((STOPPED_AT + at) // 4), last_step=99, phase=phase, ended=ended,
             exception=exception,
         )  # fmt: skip
-        process = Process(f"node{rank}", "boot", 100 + rank, 5)
+        process = WireProcess(f"node{rank}", "boot", 100 + rank, 5)
         assert self.store.answer(Report(JOB, window, process=process)).refused == ""
 
     def look(self, after: float) -> list[LiveEvent]:
@@ -201,10 +201,12 @@ def test_it_is_told_when_all_have_spoken_or_after_two_looks() -> None:
 
 
 def test_nobody_is_called_silent_before_its_window_has_ended() -> None:
-    job = Job("run", 0, 4, 60.0)
+    job = WatchedJob("run", 0, 4, 60.0)
     store, hangs = MonitorStore(job), HangAggregator(job, lambda metadata: None)
     for record in hung([0, 1, 3]):
-        store.answer(Hang(job, record["metadata"]["rank"], True, hang_report({**record, "no_progress_ns": 5 * SECOND})))
+        store.answer(
+            RankHang(job, record["metadata"]["rank"], True, hang_report({**record, "no_progress_ns": 5 * SECOND}))
+        )
     assert [hangs.look(store, STOPPED_AT + after) for after in range(60, 116)] == [[]] * 56
     assert len(hangs.look(store, STOPPED_AT + 117)) == 1
 
@@ -361,7 +363,7 @@ def test_the_next_hang_is_told_as_well() -> None:
 def test_a_rank_that_cannot_tell_hides_no_other_and_is_not_accused() -> None:
     ranks = Ranks()
     ranks.say(hung([0, 2, 3]))
-    ranks.store.answer(Hang(JOB, 1, True))
+    ranks.store.answer(RankHang(JOB, 1, True))
     (event,) = ranks.look(61)
     assert (event.rank, event.host) == (2, "node2")
     assert "3 of 4 ranks report it" in event.sentence

@@ -22,7 +22,7 @@ from commtrace.config import Config, MonitorConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.monitor import sinks
 from commtrace.exporters.monitor.aggregator import Aggregator
-from commtrace.exporters.monitor.messages import Job, Report
+from commtrace.exporters.monitor.messages import Report, WatchedJob
 from commtrace.exporters.monitor.sinks import (
     FileSink,
     LogSink,
@@ -54,7 +54,7 @@ def test_that_it_cannot_be_told_who_is_slow_is_logged_once_until_it_can_be_told_
 
 
 def test_the_files_of_a_run_match_their_schemas(tmp_path: Path) -> None:
-    job = Job("run", 0, 8, SECONDS)
+    job = WatchedJob("run", 0, 8, SECONDS)
     store = MonitorStore(job)
     aggregator = Aggregator(job, [FileSink(tmp_path)])
     states = []

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from commtrace.exporters.monitor.messages import (
-    Findings,
-    Hang,
-    Job,
+    MonitorFindings,
     PeerBaseline,
+    RankHang,
     Reply,
     Report,
+    WatchedJob,
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
-from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep, StepTimes
+from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep, RankStep
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
 from tests.exporters.monitor.conftest import JOB
@@ -37,15 +37,15 @@ def test_a_rank_is_told_of_its_stage_and_of_the_groups_that_it_asks_for(store: M
 
 
 def test_findings_are_for_who_asks(store: MonitorStore) -> None:
-    findings = Findings((), (LiveEvent("silent", 1.0, 3, "node0", "Rank 3 is silent."),))
+    findings = MonitorFindings((), (LiveEvent("silent", 1.0, 3, "node0", "Rank 3 is silent."),))
     store.publish_findings(findings)
-    assert store.answer(report(1, 1)).findings == Findings()
+    assert store.answer(report(1, 1)).findings == MonitorFindings()
     assert store.answer(report(0, 1, findings=True)).findings == findings
 
 
 def test_a_rank_that_asks_gets_the_begin_and_end_of_the_jobs_steps(store: MonitorStore) -> None:
     for rank in range(JOB.world_size):
-        times = (StepTimes(7, 0, 1_000 - rank, 2_000 + rank),)
+        times = (RankStep(7, 0, 1_000 - rank, 2_000 + rank),)
         assert store.answer(Report(JOB, WindowReport(rank, "node0", 0, 1, step_times=times))).job_steps == ()
     asked = Report(JOB, WindowReport(0, "node0", 0, 2), asks_job_steps=True)
     assert store.answer(asked).job_steps == (JobStep(7, 0, 997, 2_003, 4),)
@@ -53,15 +53,15 @@ def test_a_rank_that_asks_gets_the_begin_and_end_of_the_jobs_steps(store: Monito
 
 def test_no_more_steps_are_kept_than_are_reported(store: MonitorStore) -> None:
     for window in range(10):
-        times = tuple(StepTimes(64 * window + number, 0, 1, 2) for number in range(64))
+        times = tuple(RankStep(64 * window + number, 0, 1, 2) for number in range(64))
         store.answer(Report(JOB, WindowReport(0, "node0", 0, window, step_times=times)))
     asked = Report(JOB, WindowReport(0, "node0", 0, 10), asks_job_steps=True)
     assert [one.step for one in store.answer(asked).job_steps] == list(range(640 - MOST_JOINED, 640))
 
 
 def test_another_job_and_a_rank_that_the_job_does_not_have_are_refused(store: MonitorStore) -> None:
-    assert "watches attempt 1 of run" in store.answer(report(0, 1, Job("other", 0, 4, 4.0))).refused
-    assert "watches attempt 1 of run" in store.answer(report(0, 1, Job("run", 1, 4, 4.0))).refused
+    assert "watches attempt 1 of run" in store.answer(report(0, 1, WatchedJob("other", 0, 4, 4.0))).refused
+    assert "watches attempt 1 of run" in store.answer(report(0, 1, WatchedJob("run", 1, 4, 4.0))).refused
     assert "4 ranks; rank 4 is not one of them" in store.answer(report(4, 1)).refused
     assert store.windows() == []
 
@@ -69,7 +69,7 @@ def test_another_job_and_a_rank_that_the_job_does_not_have_are_refused(store: Mo
 def test_without_a_job_it_takes_the_first_its_next_attempt_and_another_one_when_that_is_over() -> None:
     now = 0.0
     store = MonitorStore(monotonic=lambda: now)
-    other, next_attempt = Job("other", 0, 4, 4.0), Job("run", 1, 4, 4.0)
+    other, next_attempt = WatchedJob("other", 0, 4, 4.0), WatchedJob("run", 1, 4, 4.0)
     assert store.job is None
     assert store.answer(report(0, 1)).refused == ""
     assert "start another one for another job" in store.answer(report(0, 1, other)).refused
@@ -83,9 +83,9 @@ def test_without_a_job_it_takes_the_first_its_next_attempt_and_another_one_when_
 
 def test_a_hang_is_known_until_training_goes_on(store: MonitorStore) -> None:
     assert store.answer(stopped(1)) == Reply()
-    assert store.answer(Hang(JOB, 2, True)) == Reply()
+    assert store.answer(RankHang(JOB, 2, True)) == Reply()
     assert (list(store.hangs()), store.hangs()[2], store.num_hang_messages) == ([1, 2], None, 2)
-    store.answer(Hang(JOB, 1, False))
+    store.answer(RankHang(JOB, 1, False))
     assert (list(store.hangs()), store.num_hang_messages) == ([2], 3)
     assert store.answer(stopped(1, of_rank=3)).refused == "a hang report of another rank"
 
@@ -102,15 +102,17 @@ def test_the_store_is_bounded_by_the_number_of_ranks(store: MonitorStore) -> Non
 
 @pytest.mark.parametrize("world_size", [1, 8, 10_000])
 def test_a_job_whose_groups_are_irregular_can_tell_of_a_hang(world_size: int) -> None:
-    store = MonitorStore(job := Job("run", 0, world_size, 4.0))
+    store = MonitorStore(job := WatchedJob("run", 0, world_size, 4.0))
     members = tuple(range(world_size))
     for rank in range(min(world_size, 8)):
-        store.answer(Hang(job, rank, True, stopped(rank, members).report))
+        store.answer(RankHang(job, rank, True, stopped(rank, members).report))
     assert None not in store.hangs().values()
 
 
-@pytest.mark.parametrize("other", [Job("run", 0, 8, 4.0), Job("run", 0, 4, 2.0)])
-def test_ranks_that_disagree_about_their_job_are_refused_with_what_differs(store: MonitorStore, other: Job) -> None:
+@pytest.mark.parametrize("other", [WatchedJob("run", 0, 8, 4.0), WatchedJob("run", 0, 4, 2.0)])
+def test_ranks_that_disagree_about_their_job_are_refused_with_what_differs(
+    store: MonitorStore, other: WatchedJob
+) -> None:
     assert store.answer(report(0, 1, other)).refused == (
         "the first rank to report said 4 ranks and windows of 4 s, this one says "
         f"{other.world_size} ranks and windows of {other.seconds:g} s: set COMMTRACE_MONITOR_SECONDS alike on all ranks"

@@ -12,7 +12,7 @@ from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
 from commtrace.live.monitoring.waits import Split
-from commtrace.live.summary import Device
+from commtrace.live.summary import DeviceMemory
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from tests.exporters.prometheus.steps import rank, summary
@@ -31,7 +31,7 @@ def first_cells(page: str, pattern: str) -> list[str]:
 def test_every_metric_is_documented() -> None:
     totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
-    device = Device("NVIDIA H200", 1, 1, 1, 1)
+    device = DeviceMemory("NVIDIA H200", 1, 1, 1, 1)
     totals.add(summary(counts=counts, device=device, launch_bound_ns={"forward": 1}))
     live = rank()
     live.flow, live.marks.topology["coordinates"] = Flow(sender=0), {}  # a stage that nobody told

@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 from commtrace.analysis.matching.stages import Flow
 from commtrace.exporters.prometheus.metrics import MOST_OPERATIONS, RankCollector, StepCounters
 from commtrace.live.monitoring.waits import Split
-from commtrace.live.summary import LARGER, SIZES, Device, MessageSummary, OperationSummary, trace_id
+from commtrace.live.summary import LARGER, SIZES, DeviceMemory, MessageSummary, OperationSummary, trace_id
 from commtrace.trace import schema
 from commtrace.trace.hang_report import Activity, HangReport
 from tests.exporters.prometheus.steps import SECOND, rank, summary
@@ -135,8 +135,8 @@ def test_an_example_of_every_duration_leads_to_the_trace_of_its_step() -> None:
 def test_mfu_and_memory_are_there_where_they_are_known_and_absent_where_not() -> None:
     flops = {"model_flops": 989e12}
     known, unknown, without = StepCounters(), StepCounters(), StepCounters()
-    known.add(summary(counts=flops, device=Device("NVIDIA H200", 5_000, 3_000, 6_000, 8_000)))
-    unknown.add(summary(counts=flops, device=Device("Another GPU", 5_000, 3_000, 6_000, 8_000)))
+    known.add(summary(counts=flops, device=DeviceMemory("NVIDIA H200", 5_000, 3_000, 6_000, 8_000)))
+    unknown.add(summary(counts=flops, device=DeviceMemory("Another GPU", 5_000, 3_000, 6_000, 8_000)))
     without.add(summary(counts=flops))
 
     exported = [values(RankCollector(rank(), totals)) for totals in (known, unknown, without)]
@@ -210,7 +210,7 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
         totals.add(
             summary(
                 step, compute_ns=phases, operations=operations, messages=messages, counts=counts,
-                device=Device("NVIDIA H200", 1, 1, 1, 1),
+                device=DeviceMemory("NVIDIA H200", 1, 1, 1, 1),
             )
         )  # fmt: skip
 
@@ -251,7 +251,7 @@ def test_known_waits_are_exported_beside_exposed_time() -> None:
 def test_names_and_units_are_what_prometheus_recommends() -> None:
     totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
-    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1, 1, 1, 1)))
+    totals.add(summary(counts=counts, device=DeviceMemory("NVIDIA H200", 1, 1, 1, 1)))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RankCollector(rank(), totals))
     command = [str(PROMTOOL), "check", "metrics"]

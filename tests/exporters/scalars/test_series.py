@@ -8,7 +8,7 @@ import pytest
 
 from commtrace.exporters.scalars.series import RankSeries, StepSums
 from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
-from commtrace.live.summary import Device, StepSummary
+from commtrace.live.summary import DeviceMemory, StepSummary
 from commtrace.trace.metadata import ClockAnchor
 from tests.exporters.prometheus.steps import SECOND, rank, summary
 from tests.live.findings import live_straggler
@@ -55,7 +55,7 @@ def test_no_steps_are_no_point() -> None:
 
 
 def test_rates_are_over_all_steps_of_a_point() -> None:
-    h100 = Device("NVIDIA H100 80GB HBM3", 0, 0, 0, 0)
+    h100 = DeviceMemory("NVIDIA H100 80GB HBM3", 0, 0, 0, 0)
     counted = {"tokens": 300.0, "samples": 3.0, "model_flops": 989e12}
     steps = [summary(step, counts=counted, device=h100) for step in (1, 2)]
     (point,) = RankSeries(rank()).points(sums(*steps, summary(3, duration_ns=SECOND, device=h100)))

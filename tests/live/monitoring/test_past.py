@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from commtrace.analysis.replay.step_statistics import Link, Traffic
+from commtrace.analysis.replay.step_statistics import LinkTraffic, TransferLink
 from commtrace.analysis.stragglers.normal import Usual
 from commtrace.live.monitoring.findings import Since
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport
 
-LINK = Traffic("send", 1_000_000, 2, Link((0, 1), is_directed=True))
+LINK = LinkTraffic("send", 1_000_000, 2, TransferLink((0, 1), is_directed=True))
 
 
 def past_of(*windows: Usual) -> Usual:

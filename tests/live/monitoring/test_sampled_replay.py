@@ -11,10 +11,10 @@ import pytest
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.steps.choice import Window
+from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.findings.causes import STAGE_THAT_CHANGED, advice
 from commtrace.live.monitoring.past import JobPast
-from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSteps, price
+from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSamples, price
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 
@@ -35,8 +35,8 @@ def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, slow: Seq
     past, priced = JobPast(), []
     for first in range(0, windows * STEPS, STEPS):
         window = steps_of(run, range(first, first + STEPS))
-        matched = match_run(Window(window, window), f"{first}:{first + STEPS}")
-        steps = ReplayedSteps.of(matched.run, build_program(matched.run, matched.matches))
+        matched = match_run(ChosenSteps(window, window), f"{first}:{first + STEPS}")
+        steps = ReplayedSamples.of(matched.run, build_program(matched.run, matched.matches))
         priced.append(price(steps, [frozenset(slow)] if slow else [], normal, past))
     return priced
 

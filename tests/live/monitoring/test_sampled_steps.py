@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commtrace.live.monitoring.sampled_steps import MOST_STEPS, SampledSteps, SampleError, StepSample, StepSampler
-from commtrace.live.monitoring.wire_types import GroupMembers, RankRange
+from commtrace.live.monitoring.wire_types import RankRange, WireGroup
 from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
@@ -151,7 +151,7 @@ def test_members_of_groups_are_kept_once_and_not_without_bound() -> None:
 
     def with_groups(begins: range) -> StepSample:
         groups = tuple(
-            GroupMembers(at, RankRange(begin, 100, step), (), 0, "dp")
+            WireGroup(at, RankRange(begin, 100, step), (), 0, "dp")
             for at, (begin, step) in enumerate((begin, step) for begin in begins for step in range(1, 9))
         )
         return sample._replace(groups=groups)

@@ -10,7 +10,7 @@ import pytest
 from commtrace.live.monitoring.waits import (
     MOST_GROUPS,
     NO_BLOCK,
-    Block,
+    BlockReport,
     BlockTime,
     BlockWaits,
     Least,
@@ -127,7 +127,7 @@ def test_a_call_whose_end_was_not_seen_makes_its_group_incomparable() -> None:
     waits.resize(2)
     for number in range(3):
         waits.add(step(number, 0, -1e-6 if number == 1 else 20))
-    assert waits.newest == Block(2, 0, ())
+    assert waits.newest == BlockReport(2, 0, ())
 
 
 def test_a_block_that_lacks_a_step_is_not_told() -> None:
@@ -168,7 +168,7 @@ def test_only_the_largest_groups_are_told_and_all_members_choose_the_same() -> N
 
 
 def test_a_block_survives_its_message() -> None:
-    block = Block(16, 3, (BlockTime(2**62, 1, 8, 32, (10**12, 5)),))
-    assert msgspec.json.decode(msgspec.json.encode(block), type=Block) == block
+    block = BlockReport(16, 3, (BlockTime(2**62, 1, 8, 32, (10**12, 5)),))
+    assert msgspec.json.decode(msgspec.json.encode(block), type=BlockReport) == block
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(b'[1, 2, [["x"]]]', type=Block)
+        msgspec.json.decode(b'[1, 2, [["x"]]]', type=BlockReport)

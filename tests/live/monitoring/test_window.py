@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from commtrace.live.monitoring.findings import JobMeans
-from commtrace.live.monitoring.job_steps import MOST_REPORTED, StepTimes
-from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block, BlockTime
-from commtrace.live.monitoring.window import Pause, Window, WindowReport, WorkSum, job_means, work_of
+from commtrace.live.monitoring.job_steps import MOST_REPORTED, RankStep
+from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, BlockReport, BlockTime
+from commtrace.live.monitoring.window import Pause, ReportWindow, WindowReport, WorkSum, job_means, work_of
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace.metadata import ClockAnchor, DeviceState
@@ -42,8 +42,8 @@ def step(
     )
 
 
-def window() -> Window:
-    return Window(LiveRank(metadata(3, world_size=8, node="node1"), Path("run")))
+def window() -> ReportWindow:
+    return ReportWindow(LiveRank(metadata(3, world_size=8, node="node1"), Path("run")))
 
 
 def test_work_is_what_is_left_without_waiting() -> None:
@@ -78,7 +78,7 @@ def test_a_report_holds_what_the_driver_told_of_the_device_since_the_last_one() 
     rank = LiveRank(metadata(3, world_size=8, node="node1"), Path("run"))
     rank.learn(mark("topology", {"device": {"name": "NVIDIA H100", "uuid": "GPU-1"}}))
     rank.learn(mark("device_state", {"at_ns": 5, "clock_mhz": 1095}))
-    gathered = Window(rank)
+    gathered = ReportWindow(rank)
     reports = [gathered.close(number, now_ns=MS) for number in (1, 2)]
     assert msgspec.json.decode(msgspec.json.encode(reports[0]), type=WindowReport) == reports[0]
     assert [(one.device_model, one.device_states) for one in reports] == [
@@ -130,12 +130,12 @@ def test_time_of_every_step_is_work() -> None:
 
 def test_the_times_of_chosen_steps_are_reported_once_on_the_wall_clock() -> None:
     anchor = ClockAnchor(monotonic_ns=0, realtime_ns=10**18, bracket_ns=40)
-    gathered = Window(LiveRank(metadata(3, world_size=8, anchor=anchor), Path("run")), times_every=2)
+    gathered = ReportWindow(LiveRank(metadata(3, world_size=8, anchor=anchor), Path("run")), times_every=2)
     for number in (1, 2, 3, 2):
         gathered.add(step(number))
     assert gathered.close(17, now_ns=0).step_times == (
-        StepTimes(2, 0, 10**18 + 2_000 * MS, 10**18 + 2_100 * MS),
-        StepTimes(2, 1, 10**18 + 2_000 * MS, 10**18 + 2_100 * MS),
+        RankStep(2, 0, 10**18 + 2_000 * MS, 10**18 + 2_100 * MS),
+        RankStep(2, 1, 10**18 + 2_000 * MS, 10**18 + 2_100 * MS),
     )
     gathered.add(step(4))
     assert [one.step for one in gathered.close(18, now_ns=0).step_times] == [4], "a single step, too"
@@ -143,7 +143,7 @@ def test_the_times_of_chosen_steps_are_reported_once_on_the_wall_clock() -> None
 
 
 def test_the_newest_of_very_short_steps_are_reported() -> None:
-    gathered = Window(LiveRank(metadata(3, world_size=8), Path("run")), times_every=1)
+    gathered = ReportWindow(LiveRank(metadata(3, world_size=8), Path("run")), times_every=1)
     for number in range(100):
         gathered.add(step(number))
     report = gathered.close(17, now_ns=0)
@@ -163,7 +163,7 @@ def test_a_report_survives_its_message_and_stays_small() -> None:
     largest = tuple(
         BlockTime(2**62 + group, 3, 10**5, 10**8, (10**12,) * CALLS_OF_A_BLOCK) for group in range(MOST_GROUPS)
     )
-    gathered.waits.newest = Block(2**20, 10**6, largest)
+    gathered.waits.newest = BlockReport(2**20, 10**6, largest)
     report = gathered.close(10**9, now_ns=2 * 10**18)
     message = msgspec.json.encode(report)
     assert len(message) < 1_200

@@ -11,7 +11,7 @@ import pytest
 
 from commtrace.live.monitoring.findings import CLEARED, FOUND, LiveEvent
 from commtrace.live.monitoring.watch import Watch
-from commtrace.live.monitoring.window import MOST_SUMS, Window, WindowReport
+from commtrace.live.monitoring.window import MOST_SUMS, ReportWindow, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace.metadata import ClockAnchor
@@ -27,7 +27,9 @@ Work = Callable[[int, int], float]
 def windows(work: Work, *, steps: int, ranks: int, step_ms: int = 100, first: int = 0) -> Iterator[list[WindowReport]]:
     """The reports of a job whose step n begins at n times ``step_ms``, window after window."""
     anchor = ClockAnchor(monotonic_ns=0, realtime_ns=0, bracket_ns=40)
-    gathered = [Window(LiveRank(metadata(rank, world_size=ranks, anchor=anchor), Path("run"))) for rank in range(ranks)]
+    gathered = [
+        ReportWindow(LiveRank(metadata(rank, world_size=ranks, anchor=anchor), Path("run"))) for rank in range(ranks)
+    ]
     number = 0
     for step in range(first, steps):
         for rank, own in enumerate(gathered):

@@ -93,6 +93,8 @@ class _Simulation:
         self._width = self._layout.ranks_per_stage
         self._now = [np.full(self._width, job.start_ns, np.int64) for _ in range(job.pp)]
         self._host = [now.copy() for now in self._now]  # when each host gets to what follows
+        # Devices that have done all that was launched: what hosts launch while these wait for communication is behind it.
+        self._is_empty = [np.ones(self._width, np.bool_) for _ in range(job.pp)]
         self._launch_bound = {phase: np.zeros((job.steps, job.world_size), np.int64) for phase in _LAUNCHED_PHASES}
         self._launch_share = np.full(job.world_size, _LAUNCH)
         self._rows = [StageRows() for _ in range(job.pp)]
@@ -143,16 +145,18 @@ class _Simulation:
     def _run(self, stage: int, phase: str, work: Int64) -> None:
         """Have the hosts launch some work, and the devices do it: not before it is launched."""
         own = slice(stage * self._width, (stage + 1) * self._width)
-        begin, was_empty = self._now[stage], self._now[stage] <= self._host[stage]
+        begin, was_empty = self._now[stage], self._is_empty[stage]
         self._host[stage] = self._host[stage] + np.rint(work * self._launch_share[own]).astype(np.int64)
         self._now[stage] = np.maximum(begin + work, self._host[stage])
-        is_empty = was_empty & (self._now[stage] <= self._host[stage])
-        self._launch_bound[phase][self._step, own] += np.where(is_empty, self._now[stage] - begin, 0)
+        self._is_empty[stage] = self._now[stage] <= self._host[stage]
+        waited = was_empty & self._is_empty[stage]
+        self._launch_bound[phase][self._step, own] += np.where(waited, self._now[stage] - begin, 0)
 
     def _wait_for_hosts(self, stage: int, duration: Int64) -> None:
         """Keep hosts busy, and with them their devices, which have nothing else to do then."""
         self._now[stage] = self._now[stage] + duration
         self._host[stage] = np.where(duration > 0, self._now[stage], self._host[stage])
+        self._is_empty[stage] = self._is_empty[stage] | (duration > 0)
 
     # What is wrong
 
@@ -270,7 +274,7 @@ class _Simulation:
             sent[action.letter, virtual, action.microbatch] = self._send(stage, target % stages, place)
 
     def _launch_late(self, stage: int, duration: Int64) -> None:
-        own, was_empty = slice(stage * self._width, (stage + 1) * self._width), self._now[stage] <= self._host[stage]
+        own, was_empty = slice(stage * self._width, (stage + 1) * self._width), self._is_empty[stage]
         self._wait_for_hosts(stage, duration)
         self._launch_bound["other"][self._step, own] += np.where(was_empty, duration, 0)
 

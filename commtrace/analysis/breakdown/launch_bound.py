@@ -1,8 +1,9 @@
 """When the device had nothing queued, and waited for its host: told by how far the host was ahead at each mark.
 
 A mark that the device passes as soon as the host takes it (a small lead) shows that the queue was empty. Between two
-such marks the device was paced by its host. A large lead shows nothing of the host: the stream may have waited for
-communication. docs/definitions.md gives the reasons for the limits.
+such marks the device was paced by its host. A large lead shows nothing of the host where the stream has waited for
+communication since the host took the mark; the time of these stalls is left out of the lead that an interval begins
+with. docs/definitions.md gives the reasons for the limits.
 
 >>> launch_bound(block.spans, block.bounds, block.end_to_end()).intervals.length  # doctest: +SKIP
 """
@@ -64,16 +65,32 @@ def launch_bound(spans: Spans, bounds: Int64, shift: Int64) -> LaunchBound:
     if not len(marks.time):
         none = np.zeros(0, np.int64)
         return LaunchBound(IntervalUnion(none, none), IntervalUnion(none, none), none)
-    is_small = marks.lead_us < _zeros_us(marks) + SMALL_US
-    is_synchronized = marks.is_synchronized
-    begins_small, ends_small = is_small | is_synchronized, is_small & ~is_synchronized
+    most_us = _zeros_us(marks) + SMALL_US
     time = marks.time + shift[marks.owner]
+    is_small, is_synchronized = marks.lead_us < most_us, marks.is_synchronized
+    begins_small = is_synchronized | (_leads_without_stalls(spans, bounds, shift, marks, time) < most_us)
+    ends_small = is_small & ~is_synchronized
     ends_empty = ends_small[1:] & (marks.owner[1:] == marks.owner[:-1])
     is_refill = _refills(marks, begins_small) & (np.diff(marks.time) <= REFILL_NS)
     # The marks around a replay show how long its launch took, and nothing of what is inside.
     ends_empty &= ~_replays(spans, bounds, shift, time)
     both, ends = (np.flatnonzero(chosen) for chosen in (ends_empty & begins_small[:-1] & ~is_refill, ends_empty))
     return LaunchBound(union(time[both], time[both + 1]), union(time[ends], time[ends + 1]), time)
+
+
+def _leads_without_stalls(spans: Spans, bounds: Int64, shift: Int64, marks: _Marks, time: Int64) -> Int64:
+    """Return, in µs, for how long the stream has worked from when the host took each mark until it passed the mark.
+
+    While a stream waits for communication its host gets ahead, however late it was: that shows no queue. A lead that is
+    too long to be told stays as it is.
+    """
+    rows = np.flatnonzero((spans.kind == schema.STALL) & (spans.lane == schema.COMPUTE))
+    of_rank = shift[_owners(rows, bounds)]
+    stalled = union(spans.start[rows] + of_rank, spans.end[rows] + of_rank)
+    first = time[np.searchsorted(marks.owner, marks.owner)]
+    taken = np.maximum(time - 1000 * np.maximum(marks.lead_us, 0), first)
+    without = marks.lead_us - (stalled.before(time) - stalled.before(taken)) // 1000
+    return np.where(marks.lead_us < schema.MOST_LEAD_US, without, marks.lead_us)
 
 
 def _replays(spans: Spans, bounds: Int64, shift: Int64, time: Int64) -> Bool:

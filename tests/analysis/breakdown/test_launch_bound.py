@@ -101,6 +101,24 @@ def test_nothing_is_said_of_the_inside_of_a_replay() -> None:
     assert waited(phases((0, 10, 2, FULL)) + first + phases((20, 30, FULL, 2))) == []
 
 
+@pytest.mark.parametrize(("queued_us", "waits"), [(0, True), (FULL, False)])
+def test_a_host_that_gets_ahead_while_the_device_waits_for_communication_may_be_late(
+    queued_us: int, waits: bool
+) -> None:
+    behind = queued_us + 12_000
+    stall = phases((10, 22, queued_us + 2, behind), kind="stall")
+    rows = [*phases((0, 10, 2, queued_us + 2)), *stall, *phases((22, 30, behind, 3), (30, 31, 3, 2))]
+
+    assert waited(rows) == ([(0, 10), (22, 31)] if waits else [(30, 31)])
+
+
+def test_a_lead_that_is_too_long_to_be_told_shows_nothing() -> None:
+    most = schema.MOST_LEAD_US
+    rows = [*phases((0, 10, 2, 2)), *phases((10, 90, 2, most), kind="stall"), *phases((90, 95, most, 2))]
+
+    assert waited(rows) == [(0, 10)]
+
+
 def test_communication_has_no_part_in_it() -> None:
     rows = phases((0, 10, 2, 2)) + phases((10, 90, 2, 2), kind="collective", lane=schema.COMMUNICATION)
 
@@ -118,6 +136,7 @@ def job(*faults: str, **options: Any) -> Job:
         (("late-host=0,2:1.1", "slow-rank=3:1.2"), {}),
         (("late-host=1:1.5",), {"pp": 2, "dp": 2}),
         (("late-host=1:4",), {"tp": 2, "dp": 2}),
+        (("late-host=3:2.5", "slow-rank=6:1.5"), {"tp": 2, "pp": 2, "dp": 2}),
         (("late-host=0,1,2,3:2@4:9",), {}),
         (("late-host=2:2", "gc=2:30"), {"microbatches": 3}),
         (("slow-rank=1:1.5",), {}),

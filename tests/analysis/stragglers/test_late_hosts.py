@@ -23,6 +23,8 @@ def causes(findings: Findings) -> list[tuple[tuple[int, ...], str]]:
         (["late-host=1:1.1"], {"dp": 8}, [((1,), "host")]),
         (["late-host=2,5:1.4"], {"dp": 8}, [((2, 5), "host")]),
         (["late-host=1:1.5"], {"dp": 4, "pp": 2}, [((1,), "host")]),
+        (["late-host=3:2.5"], {"tp": 2, "pp": 2, "dp": 2, "microbatches": 4}, [((3,), "host")]),
+        (["slow-rank=3:1.3"], {"tp": 2, "pp": 2, "dp": 2, "microbatches": 4}, [((3,), "compute")]),
         (["slow-rank=1:1.3"], {"dp": 4}, [((1,), "compute")]),
         (["slow-forward=1:1.4"], {"dp": 4}, [((1,), "forward")]),
         (["slow-backward=1:1.4"], {"dp": 4, "pp": 2}, [((1,), "backward")]),

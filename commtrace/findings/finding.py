@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from commtrace.findings.causes import cause_or_loss, format_cause
+from commtrace.findings.causes import JOB, cause_or_loss, format_cause
 from commtrace.trace.bounds import Size, Step, Word
 
 SLOW: Final = "slow"
@@ -84,7 +84,15 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def reason_of(wait_ns: float, findings: Sequence[Finding]) -> Finding | None:
     """Return the finding that most of a wait of ``wait_ns`` in a step is an effect of; None if there is none.
 
-    Without a finding the step is shorter by its cost, and so is the wait of a rank that works as long as before.
+    Without a finding the step is shorter by its cost, and so is the wait of a rank that works as long as before. Several
+    findings on the same ranks are one reason, which the costliest stands for; what all ranks do alike none waits for.
     """
-    slow = [one for one in ranked(findings) if one.kind == SLOW and one.cost_ns is not None and not one.cost_is_bound]
-    return next((one for one in slow if (one.cost_ns or 0.0) >= _EXPLAINS * wait_ns), None)
+    slow = [
+        finding
+        for finding in ranked(findings)
+        if finding.kind == SLOW and finding.cost_ns is not None and not finding.cost_is_bound and finding.place != JOB
+    ]
+    of_ranks: dict[frozenset[int], float] = {}
+    for finding in slow:
+        of_ranks[frozenset(finding.ranks)] = of_ranks.get(frozenset(finding.ranks), 0.0) + (finding.cost_ns or 0.0)
+    return next((finding for finding in slow if of_ranks[frozenset(finding.ranks)] >= _EXPLAINS * wait_ns), None)

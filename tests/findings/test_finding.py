@@ -47,6 +47,17 @@ def test_a_wait_is_an_effect_of_the_costliest_finding_that_explains_half_of_it()
     assert reason_of(1 * MS, [LOST, UNKNOWN, slow(3, 1, cost_ns=None)]) is None
 
 
+def test_findings_on_the_same_ranks_explain_a_wait_together() -> None:
+    both = [slow(1, 30, cause="gc"), slow(1, 25), slow(2, 26)]
+
+    assert reason_of(100 * MS, both) == slow(1, 30, cause="gc")
+    assert reason_of(112 * MS, both) is None
+
+
+def test_nobody_waits_for_what_all_ranks_do_alike() -> None:
+    assert reason_of(1 * MS, [slow(1, 50, place="job", ranks=())]) is None
+
+
 @pytest.mark.parametrize("field", ["ranks", "cost_ns", "kind", "steps"])
 def test_a_finding_from_elsewhere_is_within_bounds(field: str) -> None:
     wrong = {"ranks": [-1], "cost_ns": 1e30, "kind": "fast", "steps": [[1, 2**40]]}

@@ -106,7 +106,8 @@ def verdict_text(pipeline: Pipeline, findings: Sequence[Finding] = ()) -> str:
     why = ""
     if largest := _largest_cause(worst):
         finding = reason_of_bubble(pipeline, findings)
-        why = f", most of it because of {finding.line()}" if finding else f", most of it {_BECAUSE[largest]}"
+        most = "most of it" if getattr(worst, largest) >= worst.bubble_ns / 2 else "the largest part of it"
+        why = f", most of it because of {finding.line()}" if finding else f", {most} {_BECAUSE[largest]}"
     at_least = "at least " if any(not _is_known(stage) for stage in pipeline.per_stage) else ""
     return (
         f"The pipeline is idle for {at_least}{share(pipeline.idle_fraction_of_phase)} of its phase. "
@@ -117,10 +118,13 @@ def verdict_text(pipeline: Pipeline, findings: Sequence[Finding] = ()) -> str:
 def reason_of_bubble(pipeline: Pipeline, findings: Sequence[Finding]) -> Finding | None:
     """Return the finding for which the stage that waits longest does most of its waiting; None if that is not known."""
     worst = _longest_wait(pipeline)
-    if worst is None or _largest_cause(worst) not in _OF_DIFFERENCES:
+    if worst is None or not _largest_cause(worst):
+        return None
+    differences_ns = sum(getattr(worst, name) for name in _OF_DIFFERENCES)
+    if differences_ns < worst.bubble_ns / 2:
         return None
     of_work = [one for one in findings if one.kind == SLOW and CAUSES[one.cause].part == "imbalance_ns"]
-    return reason_of(sum(getattr(worst, name) for name in _OF_DIFFERENCES), of_work)
+    return reason_of(differences_ns, of_work)
 
 
 def _longest_wait(pipeline: Pipeline) -> StageBubble | None:

@@ -34,6 +34,7 @@ from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, JsonOption, Run
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.cli.views import run_line
 from commtrace.errors import ConfigurationError
+from commtrace.findings.causes import CAUSES
 from commtrace.installation import own_command
 from commtrace.planning.recorded_job import has_sizes, recorded_job
 from commtrace.schedule import WRITTEN
@@ -256,7 +257,8 @@ def _slow_ranks(asked: Sequence[str], analysis: Analysis) -> tuple[int, ...]:
         named = _named_slow_ranks(analysis)
         if not named:
             raise ConfigurationError(
-                "--without-slow-rank all: commtrace straggler names no slow rank in these steps; name one yourself"
+                "--without-slow-rank all: commtrace straggler names no slow rank in these steps; name one yourself. "
+                "For a slow link there is --bandwidth"
             )
         return named
     try:
@@ -267,7 +269,8 @@ def _slow_ranks(asked: Sequence[str], analysis: Analysis) -> tuple[int, ...]:
 
 def _named_slow_ranks(analysis: Analysis) -> tuple[int, ...]:
     found = find_stragglers(analysis.replayed.run, analysis.replayed.matches)
-    return tuple(sorted({rank for verdict in found.verdicts for rank in verdict.ranks}))
+    slow = (verdict.ranks for verdict in found.verdicts if CAUSES[verdict.cause].mended_at != "link")
+    return tuple(sorted({rank for ranks in slow for rank in ranks}))
 
 
 def verdict_text(prediction: Prediction) -> str:

@@ -84,8 +84,9 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def reason_of(wait_ns: float, findings: Sequence[Finding]) -> Finding | None:
     """Return the finding that most of a wait of ``wait_ns`` in a step is an effect of; None if there is none.
 
-    Without a finding the step is shorter by its cost, and so is the wait of a rank that works as long as before. Several
-    findings on the same ranks are one reason, which the costliest stands for; what all ranks do alike none waits for.
+    Without a finding the step is shorter by its cost, and so is the wait of a rank that works as long as before.
+    Several findings on the same ranks are one reason, which the costliest stands for. Nobody waits for what all ranks
+    do alike.
     """
     slow = [
         finding

@@ -93,7 +93,7 @@ class _Simulation:
         self._width = self._layout.ranks_per_stage
         self._now = [np.full(self._width, job.start_ns, np.int64) for _ in range(job.pp)]
         self._host = [now.copy() for now in self._now]  # when each host gets to what follows
-        # Devices that have done all that was launched: what hosts launch while these wait for communication is behind it.
+        # Devices that have done all that was launched before they waited for communication, if they do.
         self._is_empty = [np.ones(self._width, np.bool_) for _ in range(job.pp)]
         self._launch_bound = {phase: np.zeros((job.steps, job.world_size), np.int64) for phase in _LAUNCHED_PHASES}
         self._launch_share = np.full(job.world_size, _LAUNCH)

@@ -110,10 +110,11 @@ def test_the_suggestion_without_a_slow_rank_is_a_command_that_works(
 ) -> None:
     write(synthesize(healthy), tmp_path / "run")
 
-    printed = CliRunner().invoke(app, ["whatif", str(tmp_path / "run")]).stdout.replace("\n", "")
+    printed = CliRunner().invoke(app, ["whatif", str(tmp_path / "run")]).stdout
     command = suggested.format(tmp_path / "run")
 
-    assert printed.endswith(f"What would help: commtrace {command}")
+    # Without blanks, as a long path is broken wherever a line ends.
+    assert "".join(printed.split()).endswith("".join(f"What would help: commtrace {command}".split()))
     assert CliRunner().invoke(app, command.split()).exit_code == 0
 
 

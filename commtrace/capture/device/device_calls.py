@@ -500,7 +500,7 @@ class StreamWaits:
         if stream is None:
             stream = self._clock.current_stream()
         call = self._latest.get((stream.device_index, self._clock.stream_number(stream)))
-        if call is not None and not call.is_joined:
+        if call is not None and not _is_joined(call):
             setattr(event, _STANDS_FOR, call)
         elif getattr(event, _STANDS_FOR, None) is not None:
             setattr(event, _STANDS_FOR, None)
@@ -520,7 +520,7 @@ class StreamWaits:
 
     def _about_to_wait(self, call: DeviceCall, stream: torch.cuda.Stream | None) -> CudaMark | None:
         """Return a mark before a wait of the computing stream; None for a wait of another one."""
-        if call.is_joined or not self._tracer.recording or self._clock.is_off:
+        if _is_joined(call) or not self._tracer.recording or self._clock.is_off:
             return None
         if stream is None:
             stream = self._clock.current_stream()
@@ -544,6 +544,14 @@ class StreamWaits:
         call.is_joined = True
         tracer.last_mark = end = self._clock.mark(start.device)
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
+
+
+def _is_joined(call: DeviceCall) -> bool:
+    """Return whether no wait for ``call`` is of interest any more.
+
+    What a capture has left without stamps, as one that was refused, is not waited for once the capture is over.
+    """
+    return call.is_joined or (isinstance(call, CapturedCall) and not call.stamps.is_capturing)
 
 
 def _stream_of(arguments: Arguments, keywords: Keywords) -> torch.cuda.Stream | None:

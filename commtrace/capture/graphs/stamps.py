@@ -119,6 +119,7 @@ class GraphStamps:
         begun = core.begin_stamps(graph_id)
         self._number: int = begun if isinstance(begun, int) else _NO
         self.refusal = "" if isinstance(begun, int) else begun
+        self.is_capturing = True
         self.clock: Any = _CaptureClock(self)
         self._calls: list[CapturedCall] = []
         self._awaited: dict[int, int] = {}  # replays whose rows wait for their times; how often these were asked for
@@ -200,6 +201,7 @@ class GraphStamps:
 
     def stop(self) -> None:
         """Read no replay of the graph, from now on; rows that are still to come get what was read."""
+        self.is_capturing = False
         if self._number >= 0:
             self._core.close_stamps(self._number, self._graph_id, False)
         self._number = _NO
@@ -213,6 +215,7 @@ class GraphStamps:
 
     def close(self) -> None:
         """Have replays read from now on: the capture has ended."""
+        self.is_capturing = False
         if self._number >= 0:
             self._core.close_stamps(self._number, self._graph_id, True)
 

@@ -46,8 +46,8 @@ def stamps(*waits_ms: int) -> list[int]:
     return offsets
 
 
-def stamped_detail(start: int, first: int, offsets: list[int], first_id: int) -> str:
-    facts = {"launched_ns": start, "first": [first], "first_id": first_id, "stamps": offsets, "error_ns": 500}
+def stamped_detail(start: int, first: int, offsets: list[int], first_id: int, error_ns: int = 500) -> str:
+    facts = {"launched_ns": start, "first": [first], "first_id": first_id, "stamps": offsets, "error_ns": error_ns}
     return json.dumps(facts)
 
 

@@ -412,7 +412,9 @@ class Instrumentation:
         from commtrace.capture.collectives.waits import FutureWaits
 
         captured = self._process_groups
-        return hooks.installed(FutureWaits(tracer, captured.pending, captured.devices, captured.surrendered))
+        return hooks.installed(
+            FutureWaits(tracer, captured.pending, captured.dead, captured.devices, captured.surrendered)
+        )
 
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)

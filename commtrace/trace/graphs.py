@@ -122,10 +122,15 @@ _MOST_STAMPS: Final = 4 * 65_536
 _Offset = Annotated[int, Meta(ge=-(2**50), le=2**50)]
 
 
+MOST_EXACT_ERROR_NS: Final = 100_000
+"""Stamps may be wrong by so much before what they say is a bound only: docs/recorded-spans.md says why."""
+
+
 class _Replay(Struct):
     first: Annotated[list[Annotated[int, Meta(ge=0, le=2**62)]], Meta(max_length=65_536)]
     first_id: Annotated[int, Meta(ge=-1, le=2**61)] = schema.NOT_APPLICABLE
     stamps: Annotated[list[_Offset | None], Meta(max_length=_MOST_STAMPS)] = []  # ns since the replay's start
+    error_ns: Annotated[int, Meta(ge=0, le=2**62)] = 0  # of the stamps: they are right within it
 
 
 def with_contents(
@@ -209,6 +214,7 @@ class _Contained:
         self._replays = np.array([row for row, _ in replays], np.int64)
         self._firsts = np.array([replay.first for _, replay in replays], np.int64).reshape(len(replays), -1)
         self._ids = np.array([replay.first_id for _, replay in replays], np.int64)
+        self._is_exact = np.array([replay.error_ns <= MOST_EXACT_ERROR_NS for _, replay in replays], np.bool_)
         operations, stamps = graph.operations, graph.stamps
         # By replay and operation: start, end, begin and end of the stall, all ns.
         times = np.full((len(replays), 4, len(operations)), _NOT_WRITTEN, np.int64)
@@ -241,14 +247,15 @@ class _Contained:
         rows = np.repeat(self._replays, len(self._graph.operations))
         is_stamped = self._is_stamped.reshape(-1)
         start, end = (self._times[:, at].reshape(-1) for at in (0, 1))
-        exact = np.tile(self._is_start_exact, len(self._replays))
+        is_exact = is_stamped & np.repeat(self._is_exact, len(self._graph.operations))
+        is_start_exact = is_exact & np.tile(self._is_start_exact, len(self._replays))
         ids = (self._ids[:, None] + np.arange(len(self._graph.operations))).reshape(-1)
         return self._rows(np.arange(len(rows)), {
             "start": np.where(is_stamped, start, self._spans.start[rows]),
             "end": np.where(is_stamped, np.maximum(start, end), self._spans.end[rows]),
             "timing": np.where(is_stamped, schema.GRAPH_STAMP_TIMING, schema.REPLAY_TIMING),
-            "start_exact": is_stamped & exact,
-            "end_exact": is_stamped,
+            "start_exact": is_start_exact,
+            "end_exact": is_exact,
             "id": np.where(is_stamped, ids, schema.NOT_APPLICABLE),
         }), rows  # fmt: skip
 
@@ -263,7 +270,7 @@ class _Contained:
             "kind": np.full(len(chosen), schema.STALL), "lane": np.full(len(chosen), schema.COMPUTE),
             "start": start.reshape(-1)[chosen], "end": end.reshape(-1)[chosen],
             "timing": np.full(len(chosen), schema.GRAPH_STAMP_TIMING),
-            "start_exact": np.ones(len(chosen), np.bool_), "end_exact": np.ones(len(chosen), np.bool_),
+            "start_exact": self._is_exact[replay], "end_exact": self._is_exact[replay],
             "id": none, "stalled_on": self._ids[replay] + operation, "bytes": none, "self_bytes": none, "dtype": none,
         }), self._replays[replay]  # fmt: skip
 

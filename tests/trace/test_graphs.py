@@ -12,7 +12,18 @@ import pytest
 from commtrace.trace import graphs, schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.spans import Spans
-from tests.graphed_runs import GRAPH, OPERATIONS, WORLD, graph_mark, replay, write_run
+from tests.graphed_runs import (
+    GRAPH,
+    MS,
+    OPERATIONS,
+    STAMPS,
+    WORLD,
+    graph_mark,
+    replay,
+    stamped_detail,
+    stamps,
+    write_run,
+)
 from tests.trace.rows import mark, row, write_rank
 
 
@@ -105,6 +116,41 @@ def test_damaged_or_lost_graphs_make_contents_unknown(rows: list[Any], problem: 
     assert kind == schema.REPLAY
     assert run.ranks[0].spans.bytes.tolist() == [-1]
     assert any("mark graph is damaged" in message for message in run.problems) == problem
+
+
+def test_stamps_of_a_clock_that_is_far_off_are_not_exact(tmp_path: Path) -> None:
+    def stamped(step: int, error_ns: int) -> Any:
+        start = step * 200 * MS
+        detail = stamped_detail(start, 3 * step, stamps(1, 1, 1), 100 + 3 * step, error_ns)
+        return replay(step, start, start + 190 * MS, 3 * step, detail=detail)
+
+    within, beyond = graphs.MOST_EXACT_ERROR_NS, graphs.MOST_EXACT_ERROR_NS + 1
+    spans = read(tmp_path, graph_mark(stamps=STAMPS, unstamped={}), stamped(0, within), stamped(1, beyond))
+
+    for kind in (schema.COLLECTIVE, schema.STALL):
+        inside = spans.take(spans.kind == kind)
+        order = np.argsort(inside.seq)
+        assert inside.timing.tolist() == [schema.GRAPH_STAMP_TIMING] * len(inside)
+        assert inside.start_exact[order].tolist() == [True] * 3 + [False] * 3
+        assert inside.end_exact[order].tolist() == [True] * 3 + [False] * 3
+
+
+def test_stamps_whose_error_is_not_said_are_exact(tmp_path: Path) -> None:
+    facts = json.loads(stamped_detail(0, 0, stamps(), 100))
+    del facts["error_ns"]
+    rows = [graph_mark(stamps=STAMPS, unstamped={}), replay(0, 0, 190 * MS, 0, detail=json.dumps(facts))]
+    spans = read(tmp_path, *rows)
+
+    assert spans.end_exact[spans.kind == schema.COLLECTIVE].tolist() == [True] * 3
+
+
+@pytest.mark.parametrize("error", [-1, 2**62 + 1, "1"])
+def test_an_error_of_stamps_that_cannot_be_makes_contents_unknown(error: Any, tmp_path: Path) -> None:
+    detail = stamped_detail(0, 0, stamps(), 100, error)
+    spans = read(tmp_path, graph_mark(stamps=STAMPS, unstamped={}), replay(0, 0, 190 * MS, 0, detail=detail))
+
+    assert spans.kind.tolist() == [schema.REPLAY]
+    assert spans.bytes.tolist() == [-1]
 
 
 def test_more_rows_than_any_job_has_are_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

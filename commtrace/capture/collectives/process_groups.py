@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-import weakref
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from commtrace.capture.collectives.dead_works import DeadWorks, has_future
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Arguments, Operation
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
@@ -74,6 +74,7 @@ class ProcessGroupCapture:
         self._tensor_types = tensor_types
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
         self.pending: PendingWorks = {}
+        self.dead = DeadWorks(self.pending, _may_end, self._forgotten)
         self._originals: list[tuple[type, str, object, Callable[..., object]]] = []
         self._get_future: Callable[[Work], Future[object]] = lambda work: work.get_future()
         self._native = tracer.native
@@ -128,20 +129,22 @@ class ProcessGroupCapture:
         self._originals.clear()
         if self._native is not None:
             self._native.core.end()
-        for launch, completion, _ in self.pending.values():
+        entries = [*self.pending.values(), *self.dead.entries]
+        self.pending.clear()
+        self.dead.entries.clear()
+        for launch, completion, _ in entries:
             if completion is None:
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
             elif not completion[ENDED]:
                 completion[ENDED] = _UNFINISHED
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, completion[NUMBER]))
-        self.pending.clear()
         if self._devices is not None:
             self._devices.forget_all()
 
     def unfinished(self) -> list[Launch]:
         waiting = [
             launch
-            for launch, completion, _ in list(self.pending.values())
+            for launch, completion, _ in (*list(self.pending.values()), *self.dead.unfinished())
             if completion is None or not completion[ENDED]
         ]
         of_native = [] if self._native is None else self._native.in_flight()
@@ -229,12 +232,12 @@ class ProcessGroupCapture:
             self._devices.waited_on_a_side(launch, facts.id, facts.position, waited_from, end)
 
     def _captured(self, original: Callable[..., object], operation: Operation) -> Callable[..., object]:
-        tracer, devices, pending = self._tracer, self._devices, self.pending
+        tracer, devices = self._tracer, self._devices
         states, register = tracer.groups.states, tracer.groups.state
         skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
         number = _p2p_number if operation.is_p2p else _collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
-        launched, forgotten, unrecorded = self._launching(operation), self._forgotten, self._unrecorded
+        launched, remember, unrecorded = self._launching(operation), self._remember, self._unrecorded
         refused, blocked, thread, unmeasured = self._refused, tracer.blocked, tracer.thread, tracer.unmeasured
         captures = tracer.captures
 
@@ -287,10 +290,7 @@ class ProcessGroupCapture:
                     if work is None or (is_async and is_collective):
                         launched(launch, work)
                     else:
-                        key = id(work)
-                        if key in pending:
-                            forgotten(pending[key])
-                        pending[key] = (launch, None, weakref.ref(work))
+                        remember(launch, None, work)
                 elif device_call is not None and devices is not None:
                     devices.launched(device_call, work)
                 elif work is not None:
@@ -327,33 +327,26 @@ class ProcessGroupCapture:
             state.take_back(seq)
 
     def _launching(self, operation: Operation) -> Callable[[Launch, Any], None]:
-        tracer, pending, completions, completed = (
-            self._tracer,
-            self.pending,
-            self._tracer.completions,
-            self._completing(),
-        )
+        tracer, completions, completed = self._tracer, self._tracer.completions, self._completing()
         append = tracer.append
         kinds = P2P_AND_STALL if operation.is_p2p else COLLECTIVE_AND_STALL
         # Torch's own method: what FutureWaits puts in its place is for waits for the future.
-        get_future, forgotten = self._get_future, self._forgotten
+        get_future, remember = self._get_future, self._remember
 
         def launched(launch: Launch, work: Work | None) -> None:
             if work is None:  # It was blocking.
                 tracer.last_mark = end = now_ns()
                 append((waited_rows, kinds, launch, tracer.coordinates, launch.start, end))
                 return
-            key = id(work)
-            if key in pending:
-                forgotten(pending[key])
             try:
                 future = get_future(work)
             except RuntimeError:  # This backend's work has none: the return of the wait is its end.
-                pending[key] = (launch, None, weakref.ref(work))
+                remember(launch, None, work)
                 return
-            pending[key] = entry = (launch, [next_id(), 0, 0], weakref.ref(work))
+            completion = [next_id(), 0, 0]
+            remember(launch, completion, work)
             # completions.add, without its frame
-            future.add_done_callback(partial(completed, completions.alive, entry[:2]))
+            future.add_done_callback(partial(completed, completions.alive, (launch, completion)))
 
         return launched
 
@@ -377,6 +370,14 @@ class ProcessGroupCapture:
 
         return completed
 
+    def _remember(self, launch: Launch, completion: list[int] | None, work: object) -> None:
+        key = id(work)
+        if key in self.pending:
+            self._forgotten(self.pending[key])
+        if self.dead.entries:
+            self.dead.clear_away()
+        self.pending[key] = (launch, completion, self.dead.reference(work))
+
     def _forgotten(self, pending: PendingWork) -> None:
         launch, completion, _ = pending
         if completion is None:
@@ -390,7 +391,7 @@ class ProcessGroupCapture:
         facts = NativeFacts(*surrendered)
         launch = self._native.launch(facts)
         if self._devices is None or isinstance(launch.start, int):
-            self.pending[id(work)] = (launch, None, weakref.ref(work))
+            self._remember(launch, None, work)
         else:
             self._devices.take_over(launch, facts.id, facts.position, work)
 
@@ -400,6 +401,12 @@ class ProcessGroupCapture:
             self._forgotten(earlier)
         if self._devices is not None:
             self._devices.forget(work)
+
+
+def _may_end(pending: PendingWork) -> bool:
+    """Return whether the end of a communication may be seen although its Work is gone."""
+    _, completion, reference = pending
+    return has_future(reference) or (completion is not None and not completion[ENDED])
 
 
 def _collective_number(operation: Operation, state: GroupState, arguments: Arguments) -> tuple[int, int, bool]:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from commtrace.capture.collectives.dead_works import DeadWorks, WorkReference
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Hooks
@@ -188,6 +189,7 @@ class FutureWaits:
         self,
         tracer: Tracer,
         pending: PendingWorks,
+        dead: DeadWorks[PendingWork],
         devices: DeviceCalls | None,
         surrendered: Callable[[object], None] = lambda work: None,
     ) -> None:
@@ -195,6 +197,7 @@ class FutureWaits:
         self._pending = pending
         self._devices = devices
         self._surrendered = surrendered
+        self._dead = dead
         self._hooks = Hooks(FUTURES, tracer)
         # By id of the future: what it belongs to, and the reference that takes it out of here when it dies.
         self._known: dict[int, tuple[_OfWork, weakref.ref[object]]] = {}
@@ -242,9 +245,10 @@ class FutureWaits:
         return now_ns() if self._devices is None else self._devices.mark()
 
     def _waited_for(self, pending: _OfWork, start: Mark, end: Mark) -> None:
-        if self._pending.get(pending.key) is not pending.entry:
-            return  # A wait for the Work was recorded, or the Work is gone and another one has its id.
-        del self._pending[pending.key]
+        if self._pending.get(pending.key) is pending.entry:
+            del self._pending[pending.key]
+        elif not self._dead.take(pending.entry):
+            return  # A wait for the Work was recorded, or the communication was given up.
         launch, completion, _ = pending.entry
         tracer, ended = self._tracer, end if self._devices is None else now_ns()
         if completion is None:
@@ -260,7 +264,17 @@ class FutureWaits:
 
     def _remember(self, future: object, pending: _OfWork) -> None:
         key, known = id(future), self._known
-        known[key] = (pending, weakref.ref(future, lambda _: known.pop(key, None)))
+        futures: set[int] = set()
+        reference = pending.entry[-1]
+        if isinstance(reference, WorkReference):
+            futures = reference.futures = reference.futures or futures
+        futures.add(key)
+
+        def died(_future: object) -> None:
+            known.pop(key, None)
+            futures.discard(key)
+
+        known[key] = (pending, weakref.ref(future, died))
 
     def _waiting(self, original: Callable[..., object]) -> Callable[..., object]:
         known, hooks, failed, blocked = self._known, self._hooks, self._hooks.failed, self._tracer.blocked

@@ -8,11 +8,11 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from commtrace.capture.collectives.dead_works import DeadWorks
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
 from commtrace.capture.device.clock import CudaMark, DeviceTiming, Mark, is_on_device
 from commtrace.capture.device.hidden_ends import FlightRecorder, HiddenEnds
@@ -45,6 +45,10 @@ MOST_UNWAITED: Final = 1_000
 """Operations of C++ that wait, per queue, for a report of when C++ waited for them."""
 
 
+PendingCalls: TypeAlias = "tuple[tuple[DeviceCall, ...], Callable[[], object]]"
+"""The calls of a Work, and a weak reference to it."""
+
+
 class DeviceCalls:
     """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`."""
 
@@ -52,7 +56,8 @@ class DeviceCalls:
         self._tracer = tracer
         self._clock = clock
         # With a reference to the Work: see commtrace.capture.collectives.waits.PendingWorks.
-        self._pending: dict[int, tuple[tuple[DeviceCall, ...], Callable[[], object]]] = {}
+        self._pending: dict[int, PendingCalls] = {}
+        self._dead = DeadWorks(self._pending, _may_be_waited_for, self._give_up)
         self._unwaited: dict[Queue, deque[DeviceCall]] = {}
         self._streams = StreamWaits(tracer, clock)
         placement = Placement()
@@ -148,9 +153,14 @@ class DeviceCalls:
 
     def futures_waited(self, first: int, start: Mark, end: Mark) -> None:
         """Record that C++ has waited for the futures of calls numbered from ``first`` on."""
-        pending = list(self._pending.items())
-        keys = [key for key, (calls, _) in pending if all(call.has_future and call.id >= first for call in calls)]
-        calls = sorted((call for key in keys for call in self._pending.pop(key)[0]), key=lambda call: call.id)
+
+        def is_waited_for(entry: PendingCalls) -> bool:
+            return all(call.has_future and call.id >= first for call in entry[0])
+
+        keys = [key for key, entry in list(self._pending.items()) if is_waited_for(entry)]
+        alive = [self._pending.pop(key, _NO_CALLS) for key in keys]
+        entries = (*alive, *self._dead.take_all(is_waited_for))
+        calls = sorted((call for calls, _ in entries for call in calls), key=lambda call: call.id)
         for call in reversed(calls):  # The last one first: the others ended before it did.
             call.waited_from, call.end = start, end
             self._ended(call)
@@ -213,7 +223,7 @@ class DeviceCalls:
 
     def take_over(self, launch: Launch, number: int, position: int, work: object) -> None:
         """Go on with a communication of the native part, as something else than its Work is waited for."""
-        self._pending[id(work)] = (self.made_of(launch, number, position),), weakref.ref(work)
+        self._remember(work, (self.made_of(launch, number, position),))
 
     def made_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
         """Return the call of a communication of the native part."""
@@ -256,19 +266,25 @@ class DeviceCalls:
         for call in self._pending.pop(id(work), _NO_CALLS)[0]:
             self.forgotten(call)
 
+    def _give_up(self, entry: PendingCalls) -> None:
+        for call in entry[0]:
+            self.forgotten(call)
+
     def forget_all(self) -> None:
         """Give up everything at the end of the recording: a call without a wait has no end."""
-        for calls in (*(calls for calls, _ in self._pending.values()), *self._unwaited.values()):
+        entries = (*self._pending.values(), *self._dead.entries)
+        self._pending.clear()
+        self._dead.entries.clear()
+        for calls in (*(calls for calls, _ in entries), *self._unwaited.values()):
             for call in calls:
                 self.forgotten(call)
-        self._pending.clear()
         self._unwaited.clear()
         self._streams.forget()
         if self.resolved.hidden_ends is not None:
             self.resolved.hidden_ends.stop()
 
     def unfinished(self) -> list[Launch]:
-        pending = [calls for calls, _ in list(self._pending.values())]
+        pending = [calls for calls, _ in (*list(self._pending.values()), *self._dead.unfinished())]
         unwaited = [tuple(calls) for calls in list(self._unwaited.values())]
         calls = [call for calls in (*pending, *unwaited) for call in calls]
         return [call.launch for call in calls if not isinstance(call, CapturedCall)]  # those are sent by replays
@@ -370,7 +386,9 @@ class DeviceCalls:
 
     def _remember(self, work: object, calls: tuple[DeviceCall, ...]) -> None:
         self.forget(work)
-        self._pending[id(work)] = calls, weakref.ref(work)
+        if self._dead.entries:
+            self._dead.clear_away()
+        self._pending[id(work)] = calls, self._dead.reference(work)
 
     def _waited(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
         for call in calls:
@@ -391,7 +409,12 @@ class DeviceCalls:
         self._tracer.append((self.resolved.resolve, kind, call))
 
 
-_NO_CALLS: Final[tuple[tuple[DeviceCall, ...], Callable[[], object]]] = (), lambda: None
+_NO_CALLS: Final[PendingCalls] = (), lambda: None
+
+
+def _may_be_waited_for(entry: PendingCalls) -> bool:
+    """Return whether C++ may wait for what belongs to a Work that is gone: by its future, which C++ may hold."""
+    return all(call.has_future for call in entry[0])
 
 
 def _runs_on_current_stream(call: DeviceCall) -> bool:
@@ -477,7 +500,7 @@ class StreamWaits:
         if stream is None:
             stream = self._clock.current_stream()
         call = self._latest.get((stream.device_index, self._clock.stream_number(stream)))
-        if call is not None and not call.is_joined:
+        if call is not None and not _is_joined(call):
             setattr(event, _STANDS_FOR, call)
         elif getattr(event, _STANDS_FOR, None) is not None:
             setattr(event, _STANDS_FOR, None)
@@ -497,7 +520,7 @@ class StreamWaits:
 
     def _about_to_wait(self, call: DeviceCall, stream: torch.cuda.Stream | None) -> CudaMark | None:
         """Return a mark before a wait of the computing stream; None for a wait of another one."""
-        if call.is_joined or not self._tracer.recording or self._clock.is_off:
+        if _is_joined(call) or not self._tracer.recording or self._clock.is_off:
             return None
         if stream is None:
             stream = self._clock.current_stream()
@@ -521,6 +544,14 @@ class StreamWaits:
         call.is_joined = True
         tracer.last_mark = end = self._clock.mark(start.device)
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
+
+
+def _is_joined(call: DeviceCall) -> bool:
+    """Return whether no wait for ``call`` is of interest any more.
+
+    What a capture has left without stamps, as one that was refused, is not waited for once the capture is over.
+    """
+    return call.is_joined or (isinstance(call, CapturedCall) and not call.stamps.is_capturing)
 
 
 def _stream_of(arguments: Arguments, keywords: Keywords) -> torch.cuda.Stream | None:

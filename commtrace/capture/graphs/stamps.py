@@ -44,6 +44,9 @@ _NO: Final = schema.NOT_APPLICABLE
 _NO_QUEUE: Final = Queue(_NO)
 _LOOKS: Final = 8
 """Passes of the harvester, after the end of a replay was seen, in which its stamps may arrive."""
+_MOST_AWAITED: Final = 4_096
+"""Replays of a graph whose rows have not asked for their times: those of rows that were lost never do."""
+_GIVEN_UP_AT_ONCE: Final = 256
 _SLACK_NS: Final = 500_000
 """Of the times of stamps beside those of their replay, which come from events and another reading of the clock."""
 
@@ -116,6 +119,7 @@ class GraphStamps:
         begun = core.begin_stamps(graph_id)
         self._number: int = begun if isinstance(begun, int) else _NO
         self.refusal = "" if isinstance(begun, int) else begun
+        self.is_capturing = True
         self.clock: Any = _CaptureClock(self)
         self._calls: list[CapturedCall] = []
         self._awaited: dict[int, int] = {}  # replays whose rows wait for their times; how often these were asked for
@@ -190,7 +194,14 @@ class GraphStamps:
             call.from_stamp = call.end_stamp if waited_from < 0 else waited_from
 
     def abandon(self) -> None:
-        """Read no replay of the graph, from now on."""
+        """Read no replay of the graph, from now on, and forget those that were read."""
+        self.stop()
+        self._awaited.clear()
+        self._read.clear()
+
+    def stop(self) -> None:
+        """Read no replay of the graph, from now on; rows that are still to come get what was read."""
+        self.is_capturing = False
         if self._number >= 0:
             self._core.close_stamps(self._number, self._graph_id, False)
         self._number = _NO
@@ -204,6 +215,7 @@ class GraphStamps:
 
     def close(self) -> None:
         """Have replays read from now on: the capture has ended."""
+        self.is_capturing = False
         if self._number >= 0:
             self._core.close_stamps(self._number, self._graph_id, True)
 
@@ -216,6 +228,9 @@ class GraphStamps:
     def expect(self, replay: int) -> None:
         """Keep the times of a replay, whose row will ask for them."""
         self._awaited[replay] = 0
+        if len(self._awaited) > _MOST_AWAITED:
+            for oldest in list(self._awaited)[:_GIVEN_UP_AT_ONCE]:
+                self.expect_not(oldest)
 
     def expect_not(self, replay: int) -> None:
         self._awaited.pop(replay, None)
@@ -285,7 +300,7 @@ class StampingOfGraphs:
     def close(self) -> None:
         """End all captures that are going on; what was captured is not read any more."""
         for stamps in list(self._graphs.values()):
-            stamps.abandon()
+            stamps.stop()
         self._graphs.clear()
 
 

@@ -301,6 +301,20 @@ def test_a_work_that_nobody_waited_for_is_unfinished(recording: Recording, world
     assert recording.stalls() == []
 
 
+@pytest.mark.engine("python")
+def test_works_that_died_are_given_up_whatever_has_their_memory(recording: Recording, world: None) -> None:
+    kept = []
+    with recording.capturing() as capture:
+        for _ in range(100):
+            dist.isend(ones(8), 2)
+            kept.append(dist.Work())  # lives on, where the Work was
+            assert capture.unfinished() == []
+        assert capture.pending == {}
+        assert len(recording.communications()) == 99  # of the last one at the next launch
+
+    assert len(recording.communications()) == 100
+
+
 def test_an_id_that_is_used_again_is_not_taken_for_the_old_work(captured: Recording) -> None:
     for _ in range(50):
         dist.isend(ones(8), 2)  # its Work is gone at once, and its id free

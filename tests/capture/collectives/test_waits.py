@@ -28,7 +28,9 @@ def alone(request: pytest.FixtureRequest) -> Iterator[Recording]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     before = (dist.Work.__dict__["get_future"], torch._C.Future.__dict__["wait"])
     with recording.capturing(clock) as capture:
-        uninstall = installed(FutureWaits(recording.tracer, capture.pending, capture.devices, capture.surrendered))
+        uninstall = installed(
+            FutureWaits(recording.tracer, capture.pending, capture.dead, capture.devices, capture.surrendered)
+        )
         try:
             yield recording
         finally:
@@ -54,6 +56,19 @@ def test_a_wait_for_the_future_is_a_stall(alone: Recording) -> None:
     (stall,) = alone.stalls()
     assert (stall.stalled_on, stall.name, stall.step) == (row.id, "all_reduce", 3)
     assert row.start <= stall.start <= stall.end
+
+
+def test_a_future_may_be_waited_for_long_after_its_work_died(alone: Recording) -> None:
+    futures = [all_reduce().get_future() for _ in range(3)]
+    kept = [dist.Work() for _ in range(100)]  # some lie where a Work was
+    works = [all_reduce() for _ in range(3)]
+    futures[0].wait()
+    futures[2].wait()
+    alone.tracer.completions.wait(5)
+
+    rows = alone.communications()
+    assert [stall.stalled_on for stall in alone.stalls()] == [rows[0].id, rows[2].id]
+    assert (len(rows), len(kept), len(works)) == (6, 100, 3)
 
 
 def test_waiting_for_both_works_is_one_stall(alone: Recording) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from commtrace.capture.collectives import dead_works
 from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture, FunctionalWaits, storage_of
 from commtrace.capture.collectives.operations import OPERATIONS
@@ -666,6 +667,56 @@ def test_works_that_are_never_waited_for_do_not_pile_up(job: Job) -> None:
         job.all_reduce(asynchronous=True)  # its Work is gone at once
 
     assert len(job.devices._pending) < 10
+
+
+@pytest.mark.engine("python")
+def test_works_that_died_are_given_up_whatever_has_their_memory(job: Job) -> None:
+    kept = []
+    for _ in range(500):
+        job.all_reduce(asynchronous=True)
+        kept.append(SimulatedWork(job.nccl, 0))  # lives on, where the Work was
+        assert job.devices.unfinished() == []
+    job.finish()
+
+    assert len(job.devices._pending) == 0
+    rows = job.recording.communications()
+    assert len(rows) == 499  # of the last one at the next launch
+    assert {row.detail for row in rows} == {'{"unfinished":true}'}
+    job.devices.forget_all()
+    assert len(job.recording.communications()) == 500
+
+
+@pytest.mark.engine("python")
+def test_a_future_is_waited_for_although_its_work_died(job: Job) -> None:
+    first, kept = next_id(), []
+    for _ in range(3):
+        work = job.all_reduce(asynchronous=True)
+        job.devices.future_taken(work)
+        end = work.end_ns
+        del work
+        kept.append(SimulatedWork(job.nccl, 0))
+    assert [launch.seq for launch in job.devices.unfinished()] == [0, 1, 2]
+    start = job.clock.mark()
+    job.cuda.current_stream().wait_until(end)
+    job.devices.futures_waited(first, start, job.clock.mark())
+    job.finish()
+
+    assert job.devices.unfinished() == []
+    last = job.nccl.intervals[-1][1]
+    assert sorted((row.seq, row.end, row.timing) for row in job.recording.communications()) == [
+        (0, last, UNKNOWN), (1, last, UNKNOWN), (2, last, CUDA),
+    ]  # fmt: skip
+
+
+@pytest.mark.engine("python")
+def test_futures_that_nobody_waits_for_do_not_pile_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_works, "MOST_DEAD", 10)
+    kept = []
+    for _ in range(50):
+        job.devices.future_taken(job.all_reduce(asynchronous=True))
+        kept.append(SimulatedWork(job.nccl, 0))
+
+    assert len(job.devices.unfinished()) == 10 + 1
 
 
 def test_a_work_that_nobody_saw_has_no_wait_for_one_that_had_its_address(job: Job) -> None:

@@ -8,13 +8,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.graphs.replays import GraphReplays
-from commtrace.capture.graphs.stamps import NEEDS_NATIVE, OF_ANOTHER, TOO_MANY
+from commtrace.capture.graphs.stamps import (
+    NEEDS_NATIVE,
+    OF_ANOTHER,
+    TOO_MANY,
+    CapturedCall,
+    Frontier,
+    GraphStamps,
+    ReplayTimes,
+)
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.records import Coordinates, Launch
 from commtrace.config import Config
@@ -447,6 +456,74 @@ def test_a_capture_that_fails_keeps_nothing(job: StampedJob) -> None:
 
     (row,) = job.replay_rows()
     assert "stamps" in row.detail
+
+
+def test_replays_whose_rows_are_lost_are_given_up(job: StampedJob) -> None:
+    with job.graph():
+        job.all_reduce(1)
+    assert job.stamping is not None
+    (stamps,) = job.stamping._graphs.values()
+    times = ReplayTimes(np.zeros(2, np.int64), 0)
+    for replay in range(10_000):
+        stamps.expect(replay)
+        stamps.add(replay, times)
+
+        assert len(stamps._read) == len(stamps._awaited) <= 4_096
+    assert list(stamps._awaited)[-1] == 9_999
+    assert len(stamps._awaited) > 3_000
+
+    stamps.abandon()
+    assert (stamps._read, stamps._awaited) == ({}, {})
+
+
+def test_rows_after_the_end_of_the_recording_have_the_times_that_were_read(job: StampedJob) -> None:
+    with job.graph() as graph:
+        job.all_reduce(1)
+    graph.replay()
+    job.cuda.advance(20 * MILLISECOND)
+    job.core.pass_marks()
+    assert job.stamping is not None
+    job.stamping.read()
+    job.replays.uninstall()
+
+    (row,) = job.replay_rows()
+    assert "stamps" in row.detail
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_what_was_refused_in_a_capture_is_not_waited_for_after_it(
+    job: StampedJob, monkeypatch: pytest.MonkeyPatch, is_abandoned: bool
+) -> None:
+    num_marks = 0
+
+    def refuse(_stamps: GraphStamps, call: CapturedCall) -> None:
+        call.reason = "refused"
+
+    def frontier(_stamps: GraphStamps, _device: int | None) -> Frontier:
+        nonlocal num_marks
+        num_marks += 1
+        return Frontier("not known")
+
+    assert job.stamping is not None
+    monkeypatch.setattr(GraphStamps, "about_to_launch", refuse)
+    monkeypatch.setattr(GraphStamps, "frontier", frontier)
+    side = job.cuda.Stream()
+    with job.graph() as graph:
+        side.wait_stream(job.stream)
+        with job.cuda.stream(side):
+            job.all_reduce(1)
+        early = side.record_event()
+        job.stream.wait_event(early)
+        assert num_marks == 1
+        if is_abandoned:
+            job.stamping.close()
+            job.stream.wait_event(early)
+    early.record(side)
+    job.stream.wait_event(early)
+    job.stream.wait_event(side.record_event())
+    graph.replay()
+
+    assert num_marks == 1
 
 
 def test_two_threads_capture_and_replay(job: StampedJob, tmp_path: Path) -> None:

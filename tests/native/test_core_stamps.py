@@ -27,6 +27,7 @@ class Stamped:
         self.core = self.bare.core
         self._of_thread = threading.local()
         driver.use_real_time()
+        driver.set_launch_latency_ns(10_000)
         self.core.use_clock(driver.host_clock)
         self.bare.use_driver(driver, self._stream)
 

@@ -137,6 +137,70 @@ def test_the_thread_ends_while_replays_go_on(stamped: Stamped) -> None:
     stamped.driver.call("cuStreamSynchronize", stamped.stream)
 
 
+NOT_CAPTURED = "the stream is not captured"
+TOUCHING = ("cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphNodeGetDependencies", "cuGraphAddKernelNode")
+
+
+def touched(stamped: Stamped) -> list[int]:
+    """How often functions were called that need a graph which is still there."""
+    return [stamped.driver.calls(function) for function in TOUCHING]
+
+
+def answers(stamped: Stamped, number: int, before: int) -> set[object]:
+    """What the functions say that would stamp a communication of one node."""
+    core = stamped.core
+    return {
+        core.stamps_before(number, 0),
+        core.stamp_start(number, before),
+        core.stamps_frontier(number, 0),
+        core.stamp_end(number, 0, before, before + 1),
+        core.stamp_end(number, -1, before, before + 1),
+        core.stamp_wait(number, 0, b"", before, before + 1, False),
+    }
+
+
+def test_nothing_of_an_invalidated_capture_is_touched(stamped: Stamped) -> None:
+    stamped.prepare()
+    driver, stream = stamped.driver, stamped.stream
+    event = driver.create_event()
+    driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+    number = stamped.core.begin_stamps(9)
+    before = stamped.core.stamps_before(number, 0)
+    driver.kernel(stream, KERNEL_NS)
+    with pytest.raises(simulated_driver.DriverError):
+        driver.query(event)  # no thread may that captures
+    assert driver.capture_status(stream) == simulated_driver.INVALIDATED
+
+    calls = touched(stamped)
+    assert answers(stamped, number, before) == {NOT_CAPTURED}
+    assert touched(stamped) == calls
+
+    with pytest.raises(simulated_driver.DriverError):  # the driver destroys the graph
+        driver.end_capture(stream)
+    assert answers(stamped, number, before) == {NOT_CAPTURED}
+    assert touched(stamped) == calls
+
+
+@pytest.mark.parametrize("is_destroyed", [False, True])
+def test_the_next_capture_of_a_stream_is_not_taken_for_the_last(stamped: Stamped, is_destroyed: bool) -> None:
+    stamped.prepare()
+    driver, stream = stamped.driver, stamped.stream
+    driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+    number = stamped.core.begin_stamps(9)  # and not closed, as if the end had not been seen
+    driver.kernel(stream, KERNEL_NS)
+    graph = driver.end_capture(stream)
+    if is_destroyed:
+        driver.call("cuGraphDestroy", graph)
+    driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+
+    calls = touched(stamped)
+    other_graph = "captured into another graph, such as the body of a conditional node"
+    assert answers(stamped, number, 0) <= {NOT_CAPTURED, other_graph}
+    assert touched(stamped) == calls
+    driver.kernel(stream, KERNEL_NS)
+    assert driver.stamps(driver.end_capture(stream)) == []
+
+
 PROGRAMMATIC = "kernels around it overlap (programmatic edges)"
 
 

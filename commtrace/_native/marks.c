@@ -49,7 +49,7 @@ void use_clock(int64_t (*clock)(void)) { atomic_store(&host_clock, clock != NULL
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    Context context;         /* the primary one; NULL as long as the job has none on this device */
+    _Atomic(Context) context; /* the primary one; NULL as long as the job has none on this device. Set under the GIL */
     Mark *pool;              /* under the GIL */
     _Atomic(Mark *) returned; /* by any thread; taken into the pool when that is empty */
     _Atomic bool is_marked;
@@ -90,7 +90,12 @@ bool device_is_used(int device) {
     if (driver.primary_context_state(device, &flags, &active) != DRIVER_SUCCESS || !active) {
         return false;
     }
-    return driver.primary_context_retain(&devices[device].context, device) == DRIVER_SUCCESS;
+    Context context = NULL;
+    if (driver.primary_context_retain(&context, device) != DRIVER_SUCCESS) {
+        return false;
+    }
+    atomic_store(&devices[device].context, context);
+    return true;
 }
 
 int device_of_context(void) {
@@ -118,6 +123,8 @@ void pop_context(bool was_pushed) {
         driver.context_pop(&popped);
     }
 }
+
+Context known_context_of(int device) { return atomic_load(&devices[device].context); }
 
 Context context_of_device(int device) { return device_is_used(device) ? devices[device].context : NULL; }
 

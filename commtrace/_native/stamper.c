@@ -146,8 +146,9 @@ Stamper *stamper_of(int device) {
 void stamps_anchor(void) {
     int64_t now = 0;
     for (int device = 0; device < MOST_DEVICES && !device_has_failed(); device++) {
-        Stamper *stamper = stamper_of(device);
-        if (stamper == NULL || stamper->failure != NULL) {
+        Stamper *stamper = atomic_load_explicit(&stampers[device], memory_order_acquire);
+        /* This thread asks for no context: the first use of a device is noted by training threads, under the GIL. */
+        if (stamper == NULL || stamper->failure != NULL || stamper->context != known_context_of(device)) {
             continue;
         }
         now = now != 0 ? now : host_ns();
@@ -178,16 +179,18 @@ static bool add_arena(Stamper *stamper) {
         pages[i] = (Page){(Slot *)(memory + i * page_size), address + i * page_size, stamper->free_pages};
         stamper->free_pages = &pages[i];
     }
-    pthread_mutex_unlock(&lock);
+    stamper->num_free += PAGES_PER_ARENA;
     stamper->num_arenas++;
+    pthread_mutex_unlock(&lock);
     return true;
 }
 
-static bool has_free_page(const Stamper *stamper) {
+/* Nothing can be allocated while a graph is captured: there is room for as many stamps as an arena has before it. */
+static bool lacks_pages(const Stamper *stamper) {
     pthread_mutex_lock(&lock);
-    bool has_any = stamper->free_pages != NULL;
+    bool has_few = stamper->num_free < PAGES_PER_ARENA;
     pthread_mutex_unlock(&lock);
-    return has_any;
+    return has_few;
 }
 
 static const char *load_kernels(Stamper *stamper) {
@@ -280,10 +283,12 @@ const char *stamper_prepare(int device, bool is_alone) {
         driver.exchange_capture_mode(&mode);
         Py_END_ALLOW_THREADS
         atomic_store_explicit(&stampers[device], stamper, memory_order_release);
-    } else if (stamper->failure == NULL && is_alone && !has_free_page(stamper)) {
+    } else if (stamper->failure == NULL && is_alone && lacks_pages(stamper)) {
+        Py_BEGIN_ALLOW_THREADS
         driver.exchange_capture_mode(&mode);
         add_arena(stamper); /* without it, what finds no room is not stamped */
         driver.exchange_capture_mode(&mode);
+        Py_END_ALLOW_THREADS
     }
     return stamper->failure;
 }
@@ -293,6 +298,7 @@ Page *stamper_take_page(Stamper *stamper) {
     Page *page = stamper->free_pages;
     if (page != NULL) {
         stamper->free_pages = page->next_free;
+        stamper->num_free--;
     }
     pthread_mutex_unlock(&lock);
     if (page != NULL) {
@@ -305,6 +311,7 @@ void stamper_return_page(Stamper *stamper, Page *page) {
     pthread_mutex_lock(&lock);
     page->next_free = stamper->free_pages;
     stamper->free_pages = page;
+    stamper->num_free++;
     pthread_mutex_unlock(&lock);
 }
 

@@ -287,7 +287,8 @@ static PyObject *python_close(PyObject *module, PyObject *arguments) {
     bool is_the_same = stamps != NULL && stamps->graph_id == graph_id; /* the number may be another graph's by now */
     int state = is_the_same ? atomic_load(&stamps->state) : UNUSED;
     if (state == CAPTURING || (state == READ && !is_read)) {
-        atomic_store_explicit(&stamps->state, is_read ? READ : ABANDONED, memory_order_release);
+        /* The thread that reads may have made the number available meanwhile. */
+        atomic_compare_exchange_strong(&stamps->state, &state, is_read ? READ : ABANDONED);
     }
     Py_RETURN_NONE;
 }
@@ -759,7 +760,7 @@ bool stamps_read(void) {
     int known = atomic_load(&num_graphs);
     for (int number = 1; number < known; number++) {
         int state = atomic_load_explicit(&graphs[number]->state, memory_order_acquire);
-        if (state == READ || state == ABANDONED) {
+        if (state != UNUSED) { /* a graph may be gone while its capture is taken to go on: nobody has closed it */
             is_replayed |= read_graph(graphs[number]);
         }
     }

@@ -14,6 +14,7 @@ import pytest
 from tests.native import simulated_driver
 from tests.native.bare_core import BareCore
 from tests.native.simulated_driver import SimulatedDriver
+from tests.waiting import until
 
 KERNEL_NS = 200_000
 
@@ -199,6 +200,64 @@ def test_the_next_capture_of_a_stream_is_not_taken_for_the_last(stamped: Stamped
     assert touched(stamped) == calls
     driver.kernel(stream, KERNEL_NS)
     assert driver.stamps(driver.end_capture(stream)) == []
+
+
+def test_the_thread_asks_for_no_context(stamped: Stamped) -> None:
+    stamped.prepare()
+    assert stamped.core.close_device(2_000)
+    asking = "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain"
+    calls = [stamped.driver.calls(function) for function in asking]
+
+    stamped.core.open_driver(str(stamped.driver.path), True)  # and no training thread has used the device since
+    time.sleep(0.1)
+
+    assert [stamped.driver.calls(function) for function in asking] == calls
+
+
+def test_room_is_made_before_a_capture_while_other_threads_go_on(stamped: Stamped) -> None:
+    stamped.prepare()
+    driver, core = stamped.driver, stamped.core
+    allocated = driver.calls("cuMemHostAlloc")
+    assert core.prepare_stamps(True) == ""
+    assert driver.calls("cuMemHostAlloc") == allocated  # nothing was used yet
+    graph, executable = stamped.capture(1)
+
+    def prepare() -> None:
+        driver.set_current(0)
+        assert core.prepare_stamps(True) == ""
+
+    driver.hold("cuMemHostAlloc")
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    try:
+        assert until(lambda: driver.held_calls() == 1)  # this thread has the GIL
+    finally:
+        driver.release("cuMemHostAlloc")
+        thread.join(30)
+    assert driver.calls("cuMemHostAlloc") == allocated + 1
+
+    stamped.capture(2)
+    assert core.prepare_stamps(True) == ""
+    assert driver.calls("cuMemHostAlloc") == allocated + 1
+    driver.call("cuGraphDestroy", graph)
+    driver.call("cuGraphExecDestroy", executable)
+
+
+def test_graphs_that_are_dropped_while_captured_are_forgotten(stamped: Stamped) -> None:
+    stamped.prepare()
+    driver, core, stream = stamped.driver, stamped.core, stamped.stream
+    numbers = set()
+    for graph_id in range(5):
+        driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+        number = core.begin_stamps(graph_id)
+        numbers.add(number)
+        before = core.stamps_before(number, 0)
+        driver.kernel(stream, KERNEL_NS)
+        core.stamp_start(number, before)
+        driver.call("cuGraphDestroy", driver.end_capture(stream))  # without close_stamps
+        time.sleep(0.1)  # the thread looks every few milliseconds
+
+    assert len(numbers) < 5
 
 
 PROGRAMMATIC = "kernels around it overlap (programmatic edges)"

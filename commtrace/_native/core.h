@@ -157,6 +157,7 @@ int marks_init(void);
 
 bool push_context(int device); /* makes it current in this thread; false where it was so, or cannot be */
 void pop_context(bool was_pushed);
+Context known_context_of(int device);  /* as far as it was asked for: for threads without the GIL */
 Context context_of_device(int device); /* NULL as long as the job has none */
 
 /* ---- stamps.c: device times of what graphs contain --------------------------------------------------------------- */

@@ -49,7 +49,7 @@ void use_clock(int64_t (*clock)(void)) { atomic_store(&host_clock, clock != NULL
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    Context context;         /* the primary one; NULL as long as the job has none on this device */
+    _Atomic(Context) context; /* the primary one; NULL as long as the job has none on this device. Set under the GIL */
     Mark *pool;              /* under the GIL */
     _Atomic(Mark *) returned; /* by any thread; taken into the pool when that is empty */
     _Atomic bool is_marked;
@@ -90,7 +90,12 @@ bool device_is_used(int device) {
     if (driver.primary_context_state(device, &flags, &active) != DRIVER_SUCCESS || !active) {
         return false;
     }
-    return driver.primary_context_retain(&devices[device].context, device) == DRIVER_SUCCESS;
+    Context context = NULL;
+    if (driver.primary_context_retain(&context, device) != DRIVER_SUCCESS) {
+        return false;
+    }
+    atomic_store(&devices[device].context, context);
+    return true;
 }
 
 int device_of_context(void) {
@@ -118,6 +123,8 @@ void pop_context(bool was_pushed) {
         driver.context_pop(&popped);
     }
 }
+
+Context known_context_of(int device) { return atomic_load(&devices[device].context); }
 
 Context context_of_device(int device) { return device_is_used(device) ? devices[device].context : NULL; }
 
@@ -215,9 +222,44 @@ static Mark *pooled_mark(int device) {
     return mark;
 }
 
-static bool has_synchronized; /* since the last mark; under the GIL */
+/* The streams that were marked since the host waited for the device. What it waited for is not known: the next mark of
+   each stream of each device is passed at once by necessity. All of it under the GIL. */
+static struct {
+    bool is_any; /* synchronisation, ever */
+    int num_marked;
+    struct {
+        Stream stream;
+        int device;
+    } marked[MOST_STREAMS];
+} synchronized;
 
-void device_synchronized(void) { has_synchronized = true; }
+void device_synchronized(void) {
+    synchronized.is_any = true;
+    synchronized.num_marked = 0;
+}
+
+static void forget_synchronizations(void) {
+    synchronized.is_any = false;
+    synchronized.num_marked = 0;
+}
+
+/* Notes a mark, and returns whether it is its stream's first since a synchronisation. */
+static bool is_first_since_synchronized(int device, Stream stream) {
+    if (!synchronized.is_any) {
+        return false;
+    }
+    for (int i = 0; i < synchronized.num_marked; i++) {
+        if (synchronized.marked[i].stream == stream && synchronized.marked[i].device == device) {
+            return false;
+        }
+    }
+    if (synchronized.num_marked == MOST_STREAMS) {
+        synchronized.num_marked = 0; /* as after another one: no mark is taken for that of a late host */
+    }
+    synchronized.marked[synchronized.num_marked].stream = stream;
+    synchronized.marked[synchronized.num_marked++].device = device;
+    return true;
+}
 
 static Point recorded(int device, Stream stream) {
     int is_capturing = 0;
@@ -240,10 +282,9 @@ static Point recorded(int device, Stream stream) {
     }
     mark->stream = stream;
     mark->taken_at = host_ns();
-    mark->taken_from = has_synchronized                                 ? SYNCHRONIZED_LEAD
+    mark->taken_from = is_first_since_synchronized(device, stream)   ? SYNCHRONIZED_LEAD
                        : mark->taken_at - before > LONGEST_RECORD_NS ? UNKNOWN_LEAD
-                                                                        : before;
-    has_synchronized = false;
+                                                                     : before;
     atomic_store_explicit(&mark->references, 2, memory_order_relaxed); /* the caller's, and the resolver's */
     atomic_store_explicit(&mark->state, MARK_AHEAD, memory_order_relaxed);
     uint64_t at = atomic_load_explicit(&num_taken, memory_order_relaxed);
@@ -601,6 +642,7 @@ static void free_devices(void) {
 
 bool device_shut(void) {
     atomic_store(&is_open, false);
+    forget_synchronizations();
     return !atomic_exchange(&is_closing, true);
 }
 
@@ -636,6 +678,7 @@ static void in_forked_child(void) {
     has_resolver = false;
     /* The thread may have been changing what follows: its marks are left behind. */
     atomic_store(&num_received, atomic_load(&num_taken));
+    forget_synchronizations();
     stamps_in_forked_child();
     forget_devices();
 }

@@ -14,7 +14,7 @@
 enum {
     PAGES_PER_ARENA = 512,
     MOST_ARENAS = 32,
-    PROBE_POLLS = 2000,   /* then the device is too busy for an anchor */
+    MOST_SPINS = 100000,  /* should the host's clock stand still */
     PATIENCE_MS = 500,    /* of the self-test */
     PORTABLE_AND_MAPPED = 3, /* CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP */
     OWN_STREAM = 1,       /* CU_STREAM_NON_BLOCKING */
@@ -28,6 +28,9 @@ static const int64_t BASELINE_NS = 2000000000; /* of two anchors that tell the d
 static const double MOST_DRIFT = 200e-6;
 static const double UNKNOWN_DRIFT = 100e-6; /* between the device's clock and the host's, until it is measured */
 static const int64_t SELF_TEST_NS = 1000000;
+/* A stamp becomes visible some microseconds after its launch has returned. What takes longer finds the device busy. */
+static const int64_t ANCHOR_SPIN_NS = 100000;
+static const int64_t SELF_TEST_SPIN_NS = 1000000;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of pages */
 static _Atomic(Stamper *) stampers[MOST_DEVICES];
@@ -43,9 +46,30 @@ static const char WRONG_CLOCK[] = "two stamps that were 1 ms apart are not, by t
 
 static void pause_for_us(long microseconds) { nanosleep(&(struct timespec){0, microseconds * 1000L}, NULL); }
 
+static bool has_arrived(Stamper *stamper) {
+    return atomic_load_explicit(&stamper->probe->number, memory_order_acquire) == stamper->probes;
+}
+
+/* Spins first: a pause would widen the bracket of an anchor. */
+static bool await_probe(Stamper *stamper, int64_t launched_ns, int patience_ms) {
+    const int64_t spin_ns = patience_ms > 0 ? SELF_TEST_SPIN_NS : ANCHOR_SPIN_NS;
+    for (int spins = 0; spins < MOST_SPINS; spins++) {
+        if (has_arrived(stamper)) {
+            return true;
+        }
+        if (host_ns() - launched_ns >= spin_ns) {
+            break;
+        }
+    }
+    for (int pauses = 0; pauses < 10 * patience_ms && !has_arrived(stamper); pauses++) {
+        pause_for_us(100);
+    }
+    return has_arrived(stamper);
+}
+
 /* Puts a stamp on our own stream, and returns whether it arrived; a device that is too busy is given up. */
 static bool take_probe(Stamper *stamper, Anchor *anchor, int patience_ms) {
-    if (atomic_load_explicit(&stamper->probe->number, memory_order_acquire) != stamper->probes) {
+    if (!has_arrived(stamper)) {
         return false; /* the one before has not arrived yet */
     }
     uint64_t counter = stamper->counters, head = stamper->heads_address, slots = stamper->probe_address;
@@ -61,16 +85,8 @@ static bool take_probe(Stamper *stamper, Anchor *anchor, int patience_ms) {
         stamper->probes--;
         return false;
     }
-    for (int polls = 0;; polls++) {
-        if (atomic_load_explicit(&stamper->probe->number, memory_order_acquire) == stamper->probes) {
-            break;
-        }
-        if (polls >= PROBE_POLLS) {
-            if ((polls - PROBE_POLLS) / 10 >= patience_ms) {
-                return false;
-            }
-            pause_for_us(100);
-        }
+    if (!await_probe(stamper, before, patience_ms)) {
+        return false;
     }
     int64_t after = host_ns();
     uint64_t time = atomic_load_explicit(&stamper->probe->time, memory_order_relaxed);
@@ -130,8 +146,9 @@ Stamper *stamper_of(int device) {
 void stamps_anchor(void) {
     int64_t now = 0;
     for (int device = 0; device < MOST_DEVICES && !device_has_failed(); device++) {
-        Stamper *stamper = stamper_of(device);
-        if (stamper == NULL || stamper->failure != NULL) {
+        Stamper *stamper = atomic_load_explicit(&stampers[device], memory_order_acquire);
+        /* This thread asks for no context: the first use of a device is noted by training threads, under the GIL. */
+        if (stamper == NULL || stamper->failure != NULL || stamper->context != known_context_of(device)) {
             continue;
         }
         now = now != 0 ? now : host_ns();
@@ -162,16 +179,18 @@ static bool add_arena(Stamper *stamper) {
         pages[i] = (Page){(Slot *)(memory + i * page_size), address + i * page_size, stamper->free_pages};
         stamper->free_pages = &pages[i];
     }
-    pthread_mutex_unlock(&lock);
+    stamper->num_free += PAGES_PER_ARENA;
     stamper->num_arenas++;
+    pthread_mutex_unlock(&lock);
     return true;
 }
 
-static bool has_free_page(const Stamper *stamper) {
+/* Nothing can be allocated while a graph is captured: there is room for as many stamps as an arena has before it. */
+static bool lacks_pages(const Stamper *stamper) {
     pthread_mutex_lock(&lock);
-    bool has_any = stamper->free_pages != NULL;
+    bool has_few = stamper->num_free < PAGES_PER_ARENA;
     pthread_mutex_unlock(&lock);
-    return has_any;
+    return has_few;
 }
 
 static const char *load_kernels(Stamper *stamper) {
@@ -264,10 +283,12 @@ const char *stamper_prepare(int device, bool is_alone) {
         driver.exchange_capture_mode(&mode);
         Py_END_ALLOW_THREADS
         atomic_store_explicit(&stampers[device], stamper, memory_order_release);
-    } else if (stamper->failure == NULL && is_alone && !has_free_page(stamper)) {
+    } else if (stamper->failure == NULL && is_alone && lacks_pages(stamper)) {
+        Py_BEGIN_ALLOW_THREADS
         driver.exchange_capture_mode(&mode);
         add_arena(stamper); /* without it, what finds no room is not stamped */
         driver.exchange_capture_mode(&mode);
+        Py_END_ALLOW_THREADS
     }
     return stamper->failure;
 }
@@ -277,6 +298,7 @@ Page *stamper_take_page(Stamper *stamper) {
     Page *page = stamper->free_pages;
     if (page != NULL) {
         stamper->free_pages = page->next_free;
+        stamper->num_free--;
     }
     pthread_mutex_unlock(&lock);
     if (page != NULL) {
@@ -289,6 +311,7 @@ void stamper_return_page(Stamper *stamper, Page *page) {
     pthread_mutex_lock(&lock);
     page->next_free = stamper->free_pages;
     stamper->free_pages = page;
+    stamper->num_free++;
     pthread_mutex_unlock(&lock);
 }
 

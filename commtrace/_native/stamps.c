@@ -198,6 +198,20 @@ static const char *look_into(const Stamps *stamps, int device, Captured *capture
     return reason;
 }
 
+/* Why the graph must not be touched; NULL while its capture goes on. The documentation of cuStreamGetCaptureInfo: "The
+   graph handle may be invalidated before end of capture for certain errors". */
+static const char *capture_is_over(const Stamps *stamps) {
+    int status = 0;
+    uint64_t id = 0;
+    Graph graph = NULL;
+    int result = graph_driver.capture_info_with_edges != NULL
+                     ? graph_driver.capture_info_with_edges(stamps->origin, &status, &id, &graph, NULL, NULL, NULL)
+                     : graph_driver.capture_info(stamps->origin, &status, &id, &graph, NULL, NULL);
+    bool goes_on = result == DRIVER_SUCCESS && status == CAPTURE_ACTIVE && id == stamps->capture_id &&
+                   graph == stamps->graph;
+    return goes_on ? NULL : NOT_CAPTURED;
+}
+
 /* begin_stamps(graph id): its number, of the graph that the current stream captures; else why it has no stamps. */
 static PyObject *python_begin(PyObject *module, PyObject *graph_id) {
     (void)module;
@@ -254,7 +268,8 @@ static PyObject *python_begin(PyObject *module, PyObject *graph_id) {
 static Stamps *stamps_of(long number) {
     bool is_known = number > 0 && number < atomic_load(&num_graphs);
     Stamps *stamps = is_known ? graphs[number] : NULL;
-    if (stamps == NULL || atomic_load(&stamps->state) != CAPTURING || stamps->session != session_of_stamps) {
+    if (stamps == NULL || atomic_load(&stamps->state) != CAPTURING || stamps->session != session_of_stamps ||
+        atomic_load(&stamps->is_gone)) {
         return NULL;
     }
     return stamps;
@@ -272,7 +287,8 @@ static PyObject *python_close(PyObject *module, PyObject *arguments) {
     bool is_the_same = stamps != NULL && stamps->graph_id == graph_id; /* the number may be another graph's by now */
     int state = is_the_same ? atomic_load(&stamps->state) : UNUSED;
     if (state == CAPTURING || (state == READ && !is_read)) {
-        atomic_store_explicit(&stamps->state, is_read ? READ : ABANDONED, memory_order_release);
+        /* The thread that reads may have made the number available meanwhile. */
+        atomic_compare_exchange_strong(&stamps->state, &state, is_read ? READ : ABANDONED);
     }
     Py_RETURN_NONE;
 }
@@ -527,7 +543,10 @@ static PyObject *python_start(PyObject *module, PyObject *arguments) {
     size_t last = 0;
     Launched launched = {{NULL, 0}, {NULL, 0}};
     NodeList before = {NULL, 0}, ends = {NULL, 0};
-    const char *reason = graph_driver.nodes(stamps->graph, NULL, &last) != DRIVER_SUCCESS ? REFUSED : NULL;
+    const char *reason = capture_is_over(stamps);
+    if (reason == NULL && graph_driver.nodes(stamps->graph, NULL, &last) != DRIVER_SUCCESS) {
+        reason = REFUSED;
+    }
     reason = reason != NULL ? reason : find_launched(stamps, first, (Py_ssize_t)last, &launched);
     reason = reason != NULL ? reason : edges_of(&launched.work, &before, &ends, &num_firsts);
     reason = reason != NULL ? reason : add_stamp(stamps, before.nodes, before.count, &position);
@@ -563,10 +582,11 @@ static PyObject *python_end_of(PyObject *module, PyObject *arguments) {
         return PyUnicode_FromString(NOT_CAPTURED);
     }
     Captured captured;
-    Launched launched;
+    Launched launched = {{NULL, 0}, {NULL, 0}};
     NodeList on_stream = {NULL, 0};
     bool is_on_origin = false;
-    const char *reason = find_launched(stamps, first, last, &launched);
+    const char *reason = capture_is_over(stamps);
+    reason = reason != NULL ? reason : find_launched(stamps, first, last, &launched);
     if (reason == NULL && look_into(stamps, device, &captured) == NULL) {
         for (size_t i = 0; reason == NULL && i < captured.num_frontier; i++) {
             Node node = captured.frontier[i];
@@ -740,7 +760,7 @@ bool stamps_read(void) {
     int known = atomic_load(&num_graphs);
     for (int number = 1; number < known; number++) {
         int state = atomic_load_explicit(&graphs[number]->state, memory_order_acquire);
-        if (state == READ || state == ABANDONED) {
+        if (state != UNUSED) { /* a graph may be gone while its capture is taken to go on: nobody has closed it */
             is_replayed |= read_graph(graphs[number]);
         }
     }

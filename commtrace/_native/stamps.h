@@ -40,7 +40,7 @@ typedef struct {
     Slot *probe;
     uint64_t probe_address, probes;
     Page *free_pages;
-    int num_arenas;
+    int num_free, num_arenas;
     Anchor anchors[NUM_ANCHORS]; /* a ring of the latest */
     int num_anchors;             /* ever taken */
     int64_t anchored_at;         /* when the last was tried */

@@ -139,6 +139,7 @@ SCRIPT_FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "simulated_set_drift_ppm": (None, [ctypes.c_double]),
     "simulated_set_globaltimer": (None, [ctypes.c_double, ctypes.c_uint64]),
     "simulated_set_stamp_ns": (None, [NANOSECONDS]),
+    "simulated_set_launch_latency_ns": (None, [NANOSECONDS]),
     "simulated_set_version": (None, [INT]),
     "simulated_set_programmatic": (INT, [HANDLE, ctypes.c_bool]),
     "simulated_node_kernel": (INT, [HANDLE, INTS, INTS]),
@@ -415,6 +416,10 @@ class SimulatedDriver:
     def set_stamp_ns(self, duration_ns: int) -> None:
         """Have kernels of the native part that are added or launched from now on take so long."""
         self.library.simulated_set_stamp_ns(duration_ns)
+
+    def set_launch_latency_ns(self, duration_ns: int) -> None:
+        """Have kernels of the native part start so long after they were launched, at the earliest."""
+        self.library.simulated_set_launch_latency_ns(duration_ns)
 
     def set_version(self, version: int) -> None:
         """Be an older driver: 12020 is CUDA 12.2, which loads no modules during captures."""

@@ -14,6 +14,7 @@ import pytest
 from tests.native import simulated_driver
 from tests.native.bare_core import BareCore
 from tests.native.simulated_driver import SimulatedDriver
+from tests.waiting import until
 
 KERNEL_NS = 200_000
 
@@ -27,6 +28,7 @@ class Stamped:
         self.core = self.bare.core
         self._of_thread = threading.local()
         driver.use_real_time()
+        driver.set_launch_latency_ns(10_000)
         self.core.use_clock(driver.host_clock)
         self.bare.use_driver(driver, self._stream)
 
@@ -134,6 +136,128 @@ def test_the_thread_ends_while_replays_go_on(stamped: Stamped) -> None:
     for _ in range(10):
         stamped.driver.launch_graph(executable, stamped.stream)
     stamped.driver.call("cuStreamSynchronize", stamped.stream)
+
+
+NOT_CAPTURED = "the stream is not captured"
+TOUCHING = ("cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphNodeGetDependencies", "cuGraphAddKernelNode")
+
+
+def touched(stamped: Stamped) -> list[int]:
+    """How often functions were called that need a graph which is still there."""
+    return [stamped.driver.calls(function) for function in TOUCHING]
+
+
+def answers(stamped: Stamped, number: int, before: int) -> set[object]:
+    """What the functions say that would stamp a communication of one node."""
+    core = stamped.core
+    return {
+        core.stamps_before(number, 0),
+        core.stamp_start(number, before),
+        core.stamps_frontier(number, 0),
+        core.stamp_end(number, 0, before, before + 1),
+        core.stamp_end(number, -1, before, before + 1),
+        core.stamp_wait(number, 0, b"", before, before + 1, False),
+    }
+
+
+def test_nothing_of_an_invalidated_capture_is_touched(stamped: Stamped) -> None:
+    stamped.prepare()
+    driver, stream = stamped.driver, stamped.stream
+    event = driver.create_event()
+    driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+    number = stamped.core.begin_stamps(9)
+    before = stamped.core.stamps_before(number, 0)
+    driver.kernel(stream, KERNEL_NS)
+    with pytest.raises(simulated_driver.DriverError):
+        driver.query(event)  # no thread may that captures
+    assert driver.capture_status(stream) == simulated_driver.INVALIDATED
+
+    calls = touched(stamped)
+    assert answers(stamped, number, before) == {NOT_CAPTURED}
+    assert touched(stamped) == calls
+
+    with pytest.raises(simulated_driver.DriverError):  # the driver destroys the graph
+        driver.end_capture(stream)
+    assert answers(stamped, number, before) == {NOT_CAPTURED}
+    assert touched(stamped) == calls
+
+
+@pytest.mark.parametrize("is_destroyed", [False, True])
+def test_the_next_capture_of_a_stream_is_not_taken_for_the_last(stamped: Stamped, is_destroyed: bool) -> None:
+    stamped.prepare()
+    driver, stream = stamped.driver, stamped.stream
+    driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+    number = stamped.core.begin_stamps(9)  # and not closed, as if the end had not been seen
+    driver.kernel(stream, KERNEL_NS)
+    graph = driver.end_capture(stream)
+    if is_destroyed:
+        driver.call("cuGraphDestroy", graph)
+    driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+
+    calls = touched(stamped)
+    other_graph = "captured into another graph, such as the body of a conditional node"
+    assert answers(stamped, number, 0) <= {NOT_CAPTURED, other_graph}
+    assert touched(stamped) == calls
+    driver.kernel(stream, KERNEL_NS)
+    assert driver.stamps(driver.end_capture(stream)) == []
+
+
+def test_the_thread_asks_for_no_context(stamped: Stamped) -> None:
+    stamped.prepare()
+    assert stamped.core.close_device(2_000)
+    asking = "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain"
+    calls = [stamped.driver.calls(function) for function in asking]
+
+    stamped.core.open_driver(str(stamped.driver.path), True)  # and no training thread has used the device since
+    time.sleep(0.1)
+
+    assert [stamped.driver.calls(function) for function in asking] == calls
+
+
+def test_room_is_made_before_a_capture_while_other_threads_go_on(stamped: Stamped) -> None:
+    stamped.prepare()
+    driver, core = stamped.driver, stamped.core
+    allocated = driver.calls("cuMemHostAlloc")
+    assert core.prepare_stamps(True) == ""
+    assert driver.calls("cuMemHostAlloc") == allocated  # nothing was used yet
+    graph, executable = stamped.capture(1)
+
+    def prepare() -> None:
+        driver.set_current(0)
+        assert core.prepare_stamps(True) == ""
+
+    driver.hold("cuMemHostAlloc")
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    try:
+        assert until(lambda: driver.held_calls() == 1)  # this thread has the GIL
+    finally:
+        driver.release("cuMemHostAlloc")
+        thread.join(30)
+    assert driver.calls("cuMemHostAlloc") == allocated + 1
+
+    stamped.capture(2)
+    assert core.prepare_stamps(True) == ""
+    assert driver.calls("cuMemHostAlloc") == allocated + 1
+    driver.call("cuGraphDestroy", graph)
+    driver.call("cuGraphExecDestroy", executable)
+
+
+def test_graphs_that_are_dropped_while_captured_are_forgotten(stamped: Stamped) -> None:
+    stamped.prepare()
+    driver, core, stream = stamped.driver, stamped.core, stamped.stream
+    numbers = set()
+    for graph_id in range(5):
+        driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
+        number = core.begin_stamps(graph_id)
+        numbers.add(number)
+        before = core.stamps_before(number, 0)
+        driver.kernel(stream, KERNEL_NS)
+        core.stamp_start(number, before)
+        driver.call("cuGraphDestroy", driver.end_capture(stream))  # without close_stamps
+        time.sleep(0.1)  # the thread looks every few milliseconds
+
+    assert len(numbers) < 5
 
 
 PROGRAMMATIC = "kernels around it overlap (programmatic edges)"

@@ -179,7 +179,7 @@ class CudaClock:
         # torch's own method: its replacement (device_calls) is for the events of the job.
         self._record: Callable[[torch.cuda.Event, torch.cuda.Stream], None] = cuda.Event.record
         self.is_off = False
-        self._has_synchronized = False
+        self._marked_since_synchronized: set[tuple[int, int]] | None = None  # devices and streams; None before any
 
     def mark(self, device: int | None = None) -> Mark:
         """Record an event on the current stream of ``device``, or of the current one. Never waits.
@@ -211,13 +211,15 @@ class CudaClock:
         taken_at = self.host_ns()
         if taken_at - taken_from > LONGEST_RECORD_NS:
             taken_from = schema.UNKNOWN_LEAD
-        if self._has_synchronized:
-            self._has_synchronized, taken_from = False, schema.SYNCHRONIZED_LEAD
+        marked = self._marked_since_synchronized
+        if marked is not None and (device, stream.stream_id) not in marked:
+            marked.add((device, stream.stream_id))
+            taken_from = schema.SYNCHRONIZED_LEAD
         return CudaMark(event, device, stream.stream_id, taken_from, taken_at)
 
     def synchronized(self) -> None:
-        """Note that the host has waited for the device: the next mark is passed at once by necessity."""
-        self._has_synchronized = True
+        """Note that the host has waited for the device: the next mark of each stream is passed at once by necessity."""
+        self._marked_since_synchronized = set()
 
     def is_capturing(self) -> bool:
         """Return whether the current stream is captured into a graph, to which an event would belong."""

@@ -66,6 +66,38 @@ def test_the_first_mark_after_a_synchronisation_is_of_its_own_class(job: Job) ->
     assert (job.lead_us(first), job.lead_us(second)) == (schema.SYNCHRONIZED_LEAD, 0)
 
 
+def test_each_stream_of_each_device_has_a_first_mark_after_a_synchronisation(job: Job) -> None:
+    cuda, side = job.cuda, job.cuda.Stream()
+    cuda.driver.use_device(1)
+    cuda.contexts.add(1)
+
+    def leads() -> list[int]:
+        cuda.driver.set_current(0)  # it is another one since marks were resolved in this thread
+        marks = [job.clock.mark()]
+        with cuda.stream(side):
+            marks += [job.clock.mark()]
+        marks += [job.clock.mark(1), job.clock.mark()]
+        return [job.lead_us(mark) for mark in marks]
+
+    first = schema.SYNCHRONIZED_LEAD
+    assert leads() == [0, 0, 0, 0]
+    job.clock.synchronized()
+    assert leads() == [first, first, first, 0]
+    assert leads() == [0, 0, 0, 0]
+    job.clock.synchronized()
+    job.clock.synchronized()
+    assert leads() == [first, first, first, 0]
+
+
+def test_a_stream_that_comes_later_is_no_exception(job: Job) -> None:
+    job.clock.synchronized()
+    job.clock.mark()
+    with job.cuda.stream(job.cuda.Stream()):
+        marks = [job.clock.mark(), job.clock.mark()]
+
+    assert [job.lead_us(mark) for mark in marks] == [schema.SYNCHRONIZED_LEAD, 0]
+
+
 def test_without_a_good_anchor_there_is_no_lead(job: Job) -> None:
     mark = job.clock.mark()
     job.cuda.reading_ns = WIDEST_BRACKET_NS + 1  # between the readings around an anchor

@@ -606,6 +606,56 @@ def test_the_devices_clock_may_drift(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert all(distance <= error + 1 for distance, error in zip(late, errors, strict=True))
 
 
+def test_the_devices_clock_is_followed_where_a_stamp_arrives_behind_its_launch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = StampedJob(monkeypatch)
+    job.driver.set_globaltimer(ppm=80)
+    begins = []
+    with job.recorded():
+        job.prepare()
+        job.driver.set_launch_latency_ns(8_000)
+        with job.graph() as graph:
+            job.all_reduce(1)
+        for _ in range(10):
+            job.cuda.advance(1000 * MILLISECOND)
+            job.cuda.reading_ns = 100  # the thread polls while the device takes its time
+            job.recording.recorder.flush()
+            job.cuda.reading_ns = 0
+            job.cuda.advance(100 * MILLISECOND)
+            begins.append(job.cuda.now_ns)
+            graph.replay()
+            job.cuda.advance(10 * MILLISECOND)
+            job.recording.recorder.flush()
+        job.finish()
+
+    rows = job.spans(tmp_path, *COMMUNICATION)
+    late = [abs(start - begin) for start, begin in zip(rows.start.tolist(), begins, strict=True)]
+    assert max(late) < 15_000  # ns: by the anchor of the self-test alone, the last would be 900,000 late
+    errors = [json.loads(row.detail)["error_ns"] for row in job.recording.rows(schema.REPLAY)]
+    assert all(distance <= error + 1 for distance, error in zip(late, errors, strict=True))
+
+
+def test_a_device_that_is_too_busy_for_an_anchor_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = StampedJob(monkeypatch)
+    with job.recorded():
+        job.prepare()
+        with job.graph() as graph:
+            job.all_reduce(1)
+        job.driver.set_launch_latency_ns(50 * MILLISECOND)
+        job.cuda.advance(1000 * MILLISECOND)
+        job.cuda.reading_ns = 1_000
+        begin = job.cuda.now_ns
+        job.recording.recorder.flush()
+        assert job.cuda.now_ns - begin < MILLISECOND
+        job.cuda.reading_ns = 0
+        graph.replay()
+        job.finish()
+    assert len(job.spans(tmp_path, *COMMUNICATION)) == 1
+
+
 class Unready(StampedJob):
     """A job whose device cannot stamp."""
 

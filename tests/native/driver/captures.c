@@ -337,8 +337,9 @@ CUresult launch_kernel(CUfunction function, CUstream stream_handle, void **argum
         capture_node(stream, node);
         return CUDA_SUCCESS;
     }
-    run_kernel(&node.kernel, position_ns(stream));
-    stream->free_at_ns = plus(position_ns(stream), stamp_duration_ns);
+    int64_t start_ns = later(position_ns(stream), plus(simulated_now_ns(), launch_latency_ns));
+    run_kernel(&node.kernel, start_ns);
+    stream->free_at_ns = plus(start_ns, stamp_duration_ns);
     show_effects();
     return CUDA_SUCCESS;
 }

@@ -41,13 +41,24 @@ int64_t simulated_now_ns(void)
     return is_real_time ? monotonic_ns() : scripted_now_ns;
 }
 
-/* The time as the host reads it: with scripted time, a reading can take time (simulated_set_reading_ns). */
-int64_t simulated_host_ns(void)
+static int64_t host_reading(void)
 {
     if (is_real_time)
         return monotonic_ns();
     int64_t reading_ns = clock_reading_ns;
     return reading_ns == 0 ? scripted_now_ns : atomic_fetch_add(&scripted_now_ns, reading_ns) + reading_ns;
+}
+
+/* The time as the host reads it: with scripted time, a reading can take time (simulated_set_reading_ns). What kernels
+ * have written by then is seen by a host that polls memory between readings, and calls nothing of the driver. */
+int64_t simulated_host_ns(void)
+{
+    int64_t now_ns = host_reading();
+    if (now_ns >= next_effect_ns && pthread_mutex_trylock(&lock) == 0) {
+        show_effects();
+        pthread_mutex_unlock(&lock);
+    }
+    return now_ns;
 }
 
 void simulated_set_reading_ns(int64_t duration_ns)

@@ -349,6 +349,8 @@ CUresult launch_kernel(CUfunction function, CUstream stream, void **arguments);
 extern uint64_t globaltimer_ahead_ns;
 extern double globaltimer_ppm;
 extern int64_t stamp_duration_ns; /* of the kernels of the native part */
+extern int64_t launch_latency_ns; /* until one that is launched starts */
+extern _Atomic int64_t next_effect_ns; /* when the next kernel will have written; NEVER_NS without any */
 extern int driver_version;
 
 CUresult load_module(CUmodule *module, const char *image);

@@ -1,8 +1,8 @@
 /* Modules, memory, kernels that write into it, and user objects of graphs.
  *
  * Kernels are those of the native part, known by their names and run as their PTX says. What they write is seen when the
- * clock shows the time at which they ran, as on a device: at once when a test moves the clock, and else at the next call
- * of the driver. An address of the device is none that the host could read by mistake. */
+ * clock shows the time at which they ran, as on a device: at once when a test moves the clock, and else when the host
+ * next reads the clock or calls the driver. An address of the device is none that the host could read by mistake. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -14,6 +14,8 @@
 uint64_t globaltimer_ahead_ns;
 double globaltimer_ppm;
 int64_t stamp_duration_ns;
+int64_t launch_latency_ns;
+_Atomic int64_t next_effect_ns = NEVER_NS;
 int driver_version = 13000;
 
 static const char *const kernel_names[] = {"commtrace_replay", "commtrace_stamp"};
@@ -103,6 +105,11 @@ struct effect {
 
 static struct effect *effects;
 
+static void note_next_effect(void)
+{
+    next_effect_ns = effects != NULL ? effects->time_ns : NEVER_NS;
+}
+
 void run_kernel(const struct kernel *kernel, int64_t time_ns)
 {
     if (time_ns >= NEVER_NS)
@@ -113,6 +120,7 @@ void run_kernel(const struct kernel *kernel, int64_t time_ns)
     struct effect *effect = allocate(1, sizeof(struct effect));
     *effect = (struct effect){.time_ns = time_ns, .kernel = *kernel, .next = *link};
     *link = effect;
+    note_next_effect();
 }
 
 static uint64_t globaltimer_at(int64_t time_ns)
@@ -143,6 +151,7 @@ void show_effects(void)
         apply(effect);
         free(effect);
     }
+    note_next_effect();
 }
 
 void forget_effects(void)
@@ -152,6 +161,7 @@ void forget_effects(void)
         effects = effect->next;
         free(effect);
     }
+    note_next_effect();
 }
 
 static void release_object(struct user_object *object)

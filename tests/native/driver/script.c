@@ -34,6 +34,7 @@ void simulated_reset(int count)
     globaltimer_ahead_ns = UINT64_C(5000000000000000);
     globaltimer_ppm = 0;
     stamp_duration_ns = 0;
+    launch_latency_ns = 0;
     driver_version = 13000;
     memset(devices, 0, sizeof(devices));
     memset(scripts, 0, sizeof(scripts));
@@ -197,6 +198,14 @@ void simulated_set_stamp_ns(int64_t duration_ns)
 {
     pthread_mutex_lock(&lock);
     stamp_duration_ns = duration_ns;
+    pthread_mutex_unlock(&lock);
+}
+
+/* How long after its launch a kernel of the native part starts, at the earliest. */
+void simulated_set_launch_latency_ns(int64_t duration_ns)
+{
+    pthread_mutex_lock(&lock);
+    launch_latency_ns = duration_ns;
     pthread_mutex_unlock(&lock);
 }
 

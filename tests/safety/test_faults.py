@@ -254,6 +254,7 @@ NOT_REACHED = {
     "capture/collectives/group_members.py": "the harvester and a thread of its own exchange them",
     "capture/collectives/untraced_paths.py": "the harvester asks it",
     "capture/device/facts.py": "the harvester makes rows of them",
+    "capture/graphs/stamps.py": "the job of `test_with_a_gpu` has stamps, which are off elsewhere",
     "capture/model/late_numbers.py": "no job joins one that has begun: tests/capture/model has its tests",
     "integrations/layout.py": "no job is told a layout, which is read once, as the recording starts",
     "capture/hangs/stack_timer.py": "the thread of the watch for hangs sets it",

@@ -72,8 +72,8 @@ def run(folder: Path, library: Path, *arguments: str, **options: str) -> None:
 def test_memory_is_used_as_it_may_be(tmp_path: Path) -> None:
     library = runtime("libasan.so")
     flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
-    # Python itself leaks; what is freed is kept for a while, so that memory grows, and no object gets the address of one
-    # that has just died.
+    # Python itself leaks; what is freed is kept for a while, so that memory grows, and no object gets the address of
+    # one that has just died.
     chosen = "not memory_behind and not had_its_address"
     run(built(tmp_path, *flags), library, "-k", chosen, ASAN_OPTIONS="detect_leaks=0")
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from commtrace.search.reliability import ORDER_HELD, Held
+from commtrace.planning.search.reliability import ORDER_HELD, Held
 
 GLOBAL_BATCH: Final = 8
 LAYERS: Final = 8

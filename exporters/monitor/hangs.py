@@ -32,7 +32,7 @@ from commtrace.exporters.monitor.messages import (
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.findings.formatting import format_ranks
 from commtrace.live.monitoring.findings import LiveEvent
-from commtrace.live.monitoring.watch import SILENT_WINDOWS
+from commtrace.live.monitoring.reporting import SILENT_WINDOWS
 from commtrace.live.monitoring.wire_types import MOST_TEXT, WireGroup, most_group_members, regular_range
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata

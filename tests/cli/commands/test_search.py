@@ -16,7 +16,7 @@ from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from tests.interchange.aceso.aceso_files import configuration, small_profile
 from tests.json_schemas import errors
-from tests.search.synthetic import LAYOUT, MODEL, record
+from tests.planning.search.synthetic import LAYOUT, MODEL, record
 
 
 def run_search(*words: object) -> Result:

@@ -147,9 +147,9 @@ def _lost(matched: Matched) -> LostTime | None:
     except ReplayError:
         return None
     statistics = StatisticsParts.of(run, program).joined()
-    verdicts = find_stragglers(run, matches, program=program).verdicts
+    slow = find_stragglers(run, matches, program=program).slow
     replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
-    return lost_time(statistics, replayed, verdicts, run.world_size if on_gpu(run) else None)
+    return lost_time(statistics, replayed, slow, run.world_size if on_gpu(run) else None)
 
 
 def _attempts_of(run: Run) -> dict[int, int]:

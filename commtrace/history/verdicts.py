@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -10,9 +10,9 @@ from typing import Annotated, Final
 import msgspec
 
 from commtrace.analysis.hangs.job_end import Count
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.errors import TraceFormatError
 from commtrace.findings.causes import OF_DIVISION, RANKS
+from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
 from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Time
 from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_file
 
@@ -35,7 +35,7 @@ class Named:
     """One cause of lost time."""
 
     who: str  # describes the rank, host, stage or link
-    place: str  # as in analysis/stragglers/verdict.py, like the cause
+    place: str  # as in a finding, like the cause
     cause: str
     cost_ms_per_step: float | None  # saving per step without it; None if unknown
     occurrence: str = ""  # the steps, if only few
@@ -68,8 +68,7 @@ class RunVerdict:
 
 
 def verdict_of_analysis(
-    verdicts: Iterable[Verdict],
-    abstentions: Sequence[str],
+    findings: Iterable[Finding],
     *,
     by: str,
     attempt: int,
@@ -77,22 +76,23 @@ def verdict_of_analysis(
     last_step: int | None,
 ) -> RunVerdict:
     """Return the verdict of a command on a whole run."""
+    listed = list(findings)
     named = [
         Named(
             one.who,
             one.place,
             one.cause,
-            one.cost_ms_per_step,
-            one.occurrence,
+            None if one.cost_ns is None else one.cost_ns / 1e6,
+            one.occurrence.describe() if one.occurrence else "",
             one.ranks[:_MOST_RANKS],
-            _hosts(one.cause, [one.host, *(member.host for member in one.members)]),
-            one.share_of_step,
+            one.hosts[:_MOST_HOSTS],
+            one.share,
         )
-        for one in verdicts
+        for one in listed
+        if one.kind == SLOW
     ]
-    return RunVerdict(
-        ANALYSIS, by, attempt, judged_ns, last_step, _costliest(named), tuple(abstentions[:_MOST_ABSTENTIONS])
-    )
+    abstentions = tuple(one.evidence for one in listed if one.kind == NOT_JUDGED)[:_MOST_ABSTENTIONS]
+    return RunVerdict(ANALYSIS, by, attempt, judged_ns, last_step, _costliest(named), abstentions)
 
 
 def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:

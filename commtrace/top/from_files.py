@@ -21,10 +21,10 @@ from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.analysis.stragglers.search import Judgement, find_stragglers
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.findings.causes import HOST, OF_DIVISION, RANKS
+from commtrace.findings.finding import Finding
 from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
@@ -148,7 +148,8 @@ def make_frame(
     endings = find_endings(run, now_ns, ask)
     analysis = _analysed(run, steps)
     means = rank_means(analysis.run, analysis.partition, analysis.matches) if analysis else []
-    findings = _stragglers(analysis)
+    judgement = _stragglers(analysis)
+    not_judged = [finding.evidence for finding in judgement.not_judged]
     step_ns = _median([int(ns) for ns in _durations(run, steps)])
     used = analysis.steps.used if analysis else ()
     shown = [steps.first, steps.end - 1] if steps else [None, None]
@@ -174,10 +175,10 @@ def make_frame(
         ranks=tuple(rows),
         stragglers=_each_once(
             [*_from_monitor(monitor, now_ns)],
-            [*_from_steps(findings)],
-            judged=analysis is not None and not findings.abstentions,
+            [*_from_steps(judgement)],
+            judged=analysis is not None and not judgement.not_judged,
         ),
-        abstentions=tuple(dict.fromkeys([*findings.abstentions, *_abstentions_of_monitor(monitor, now_ns)])),
+        abstentions=tuple(dict.fromkeys([*not_judged, *_abstentions_of_monitor(monitor, now_ns)])),
         notes=tuple(_notes(run, rows, endings, steps, analysis, step_ns or _median(before), now_ns, monitor)),
     )
 
@@ -236,9 +237,9 @@ def _median(values: Sequence[int]) -> int | None:
     return int(np.median(values)) if len(values) else None
 
 
-def _stragglers(analysis: Analysis | None) -> Findings:
+def _stragglers(analysis: Analysis | None) -> Judgement:
     if analysis is None or any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
-        return Findings()
+        return Judgement()
     return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
 
 
@@ -289,10 +290,10 @@ def _row(
     )
 
 
-def _from_steps(findings: Findings) -> Iterator[Slow]:
-    for one in findings.verdicts:
-        slow = _slow(one, STEPS_SHOWN, one.who)
-        if one.since_ns is not None and one.since_step > one.first_compared_step and not one.occurrence:
+def _from_steps(judgement: Judgement) -> Iterator[Slow]:
+    for one in judgement.slow:
+        slow = _slow(one, STEPS_SHOWN, one.who, None if one.cost_ns is None else one.cost_ns / 1e6)
+        if one.since_ns is not None and not one.since_first_compared and not one.occurrence:
             slow = replace(slow, since=one.since_ns / 1e9, since_step=one.since_step)
         yield slow
 
@@ -301,18 +302,18 @@ def _from_monitor(monitor: MonitorFile | None, now_ns: int) -> Iterator[Slow]:
     if monitor is None or _is_old(monitor, now_ns):
         return
     for one in monitor.stragglers:
-        slow = _slow(one, MONITOR, one.who or f"rank {one.rank} on {one.host}")
+        slow = _slow(one, MONITOR, one.who or f"rank {one.rank} on {one.host}", one.cost_ms_per_step)
         step = one.since_step if one.since_step >= 0 else None
         yield replace(slow, since=one.since, since_step=step, since_within_steps=one.since_within_steps)
 
 
-def _slow(one: Verdict | MonitorStraggler, source: str, who: str) -> Slow:
+def _slow(one: Finding | MonitorStraggler, source: str, who: str, cost_ms_per_step: float | None) -> Slow:
     return Slow(
         one.rank,
         one.host,
         one.place,
         one.cause,
-        one.cost_ms_per_step,
+        cost_ms_per_step,
         one.evidence,
         source,
         who,

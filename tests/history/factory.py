@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.analysis.hangs.job_end import ENDED
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.history.facts import RunFacts
 from commtrace.history.store import StoredRun
 from commtrace.history.verdicts import ANALYSIS, Named, RunVerdict
@@ -69,11 +68,3 @@ def live(host: str = "beta", cause: str = "compute", **changes: Any) -> dict[str
     """Return a straggler as the monitor writes it."""
     fields = {"rank": 1, "host": host, "who": f"rank 1 on {host}", "place": "ranks", "cause": cause, "ranks": [1]}
     return {**fields, "cost_ms_per_step": 2.5, "members": [{"rank": 1, "host": host}], **changes}
-
-
-def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:
-    fields: dict[str, Any] = {
-        "rank": 1, "host": "beta", "place": "ranks", "cause": cause, "who": "rank 1 on beta", "cost_ms_per_step": cost,
-        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "", "share_of_step": 0.1,
-    }  # fmt: skip
-    return Verdict(**{**fields, **changes})

@@ -2,7 +2,7 @@
 
 The steps are replayed several times, each time with one more thing ideal; each difference is the cost of that thing.
 
->>> lost = lost_time(statistics, replay.replay(scenarios_of_lost_time(statistics)), verdicts)  # doctest: +SKIP
+>>> lost = lost_time(statistics, replay.replay(scenarios_of_lost_time(statistics)), slow)  # doctest: +SKIP
 >>> lost.steps_ns - lost.ideal_ns == sum(lost.costs_ns().values())  # doctest: +SKIP
 True
 """
@@ -28,8 +28,8 @@ from commtrace.analysis.replay.scenarios import (
 from commtrace.analysis.replay.step_statistics import StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.stragglers.late_hosts import LATE
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.findings.causes import CAUSES, DATA, JOB, PAUSES
+from commtrace.findings.finding import Finding
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
 
@@ -42,26 +42,26 @@ class LostTime:
     gpus: int | None  # of the job; None if it did not run on GPUs
     steps_ns: int  # the whole
     ideal_ns: int  # work of the mean rank if the same work took as long as on the quicker ranks
-    stragglers_ns: int  # cost of the verdicts on slow ranks
+    stragglers_ns: int  # cost of the findings on slow ranks
     imbalance_ns: int  # other differences in the same work: uneven stages and sequences, scatter
     exposed_communication_ns: int
     bubble_ns: int  # waiting of equal stages that is due to the schedule of a pipeline
     input_ns: int
     rest_ns: int  # garbage collection, checkpoints, evaluation, launches, and what the replay does not see
-    # How much of it the cost of each verdict is, in their order: with what is left of the parts, the time beyond the
+    # How much of it the cost of each finding is, in their order: with what is left of the parts, the time beyond the
     # ideal. Not in the JSON.
-    of_verdicts: tuple[int, ...] = field(default=(), kw_only=True)
+    of_findings: tuple[int, ...] = field(default=(), kw_only=True)
 
     def costs_ns(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in _COSTS}
 
     def plus(self, other: LostTime) -> LostTime:
-        """Return the sum of two parts of one job, whose verdicts differ."""
+        """Return the sum of two parts of one job, whose findings differ."""
         names = ("num_steps", "steps_ns", "ideal_ns", *_COSTS)
         return LostTime(gpus=self.gpus, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def to_json(self) -> JsonObject:
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "of_verdicts"}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "of_findings"}
 
 
 _COSTS: Final = (
@@ -85,7 +85,7 @@ def scenarios_of_lost_time(statistics: StepStatistics) -> tuple[Scenario, ...]:
 
 
 def lost_time(
-    statistics: StepStatistics, replayed: ReplayedSteps, verdicts: Iterable[Verdict], gpus: int | None = None
+    statistics: StepStatistics, replayed: ReplayedSteps, slow: Iterable[Finding], gpus: int | None = None
 ) -> LostTime:
     """Divide the time of steps, whose clocks agree, by cause.
 
@@ -110,24 +110,22 @@ def lost_time(
         + (0 if is_pipeline else waiting),
     }
     # Work that takes long on all ranks counts as ideal, whatever it waits for.
-    costs = [
-        (CAUSES[one.cause], 0 if _is_of_all(one) else round(one.cost_ms_per_step * 1e6 * num_steps)) for one in verdicts
-    ]
-    of_verdicts = [0] * len(costs)
+    costs = [(CAUSES[one.cause], 0 if _is_of_all(one) else round((one.cost_ns or 0.0) * num_steps)) for one in slow]
+    of_findings = [0] * len(costs)
     for number, (cause, cost_ns) in enumerate(costs):
         if cause.mended_at != "division":
-            of_verdicts[number] = min(cost_ns, max(parts[cause.part], 0))
-            parts[cause.part] -= of_verdicts[number]
-    stragglers_ns, left_ns = sum(of_verdicts), max(parts["imbalance_ns"], 0)
+            of_findings[number] = min(cost_ns, max(parts[cause.part], 0))
+            parts[cause.part] -= of_findings[number]
+    stragglers_ns, left_ns = sum(of_findings), max(parts["imbalance_ns"], 0)
     for number, (cause, cost_ns) in enumerate(costs):
         if cause.mended_at == "division":  # its cost stays in the imbalance
-            of_verdicts[number] = min(cost_ns, left_ns)
-            left_ns -= of_verdicts[number]
-    return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_verdicts=tuple(of_verdicts))
+            of_findings[number] = min(cost_ns, left_ns)
+            left_ns -= of_findings[number]
+    return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_findings=tuple(of_findings))
 
 
-def _is_of_all(verdict: Verdict) -> bool:
-    return verdict.cause == LATE and verdict.place == JOB
+def _is_of_all(finding: Finding) -> bool:
+    return finding.cause == LATE and finding.place == JOB
 
 
 def _ideal_work(table: WorkTable) -> Int64:

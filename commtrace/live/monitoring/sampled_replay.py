@@ -41,9 +41,9 @@ from commtrace.analysis.stragglers.slow_ranks import (
     normal_speed,
 )
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CHECKPOINT, PAUSES
+from commtrace.findings.finding import Finding
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
@@ -146,7 +146,7 @@ class Price(NamedTuple):
     """The cost of a slow rank, ns per step; shares are None if there are too many slow ranks."""
 
     set_ns: float  # of its set, with all other slow ranks mended as well
-    share_ns: float | None = None  # see verdict.Member, like alone_ns
+    share_ns: float | None = None  # see Member, like alone_ns
     alone_ns: float | None = None
 
 
@@ -155,7 +155,7 @@ class Priced:
     """The result of a replay; mappings are by rank."""
 
     of_rank: Mapping[int, Price]  # the cost of each slow rank
-    verdicts: Sequence[Verdict]  # on stages, sequences and links, costliest first
+    findings: Sequence[Finding]  # on stages, sequences and links, costliest first
     explained_ns: Mapping[int, float]  # excess in work that peers do as well
     phases: Mapping[int, str]  # the one phase in which the set of a slow rank is slow; empty if it is not one
     phase_texts: Mapping[int, str]  # the longer phases with numbers, if there are few slow ranks
@@ -194,7 +194,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         causes = {rank: (MICROBATCHES if rank in has_long_ones else WORK, *pauses) for rank in ranks}
         return Scenario(work=(normal_speed(found, causes),)) if ranks else MEASURED
 
-    verdicts, others, undecided, healthy = of_no_single_rank(
+    findings, others, undecided, healthy = of_no_single_rank(
         work, replay, everybody, as_normal(everybody), LIVE, usual=past.usual
     )
     past.add(healthy)
@@ -205,7 +205,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
 
     def cost_ns(ranks: frozenset[int], of: frozenset[int]) -> float:
         """Return the cost of ``ranks`` with the rest of ``of`` mended as well."""
-        return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ms * 1e6
+        return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ns
 
     of_rank: dict[int, Price] = {}
     for one in slow:
@@ -214,10 +214,10 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
             alone = frozenset({rank})
             each = (cost_ns(alone, everybody), cost_ns(alone, alone)) if len(everybody) <= MOST_SHARES else (None, None)
             of_rank[rank] = Price(set_ns, *each)
-    has_stage = any(verdict.cause == _STAGE for verdict in verdicts)
+    has_stage = any(finding.cause == _STAGE for finding in findings)
     return Priced(
         of_rank=of_rank,
-        verdicts=sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
+        findings=sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0)),
         explained_ns=_explained_ns(found),
         phases={rank: slow_phase(found.work, one) for one in slow for rank in one},
         phase_texts={rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
@@ -225,7 +225,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         late=frozenset(rank for rank in everybody if launches_late(found.work, rank)),
         longer_inputs=inputs,
         replica_of=replica_of_ranks(work.run),
-        undecided=undecided,
+        undecided=tuple(finding.evidence for finding in undecided),
         not_looked_for=_UNKNOWN_THEN if slow or has_stage else (),
     )
 

@@ -27,8 +27,9 @@ from commtrace.analysis.stragglers.limits import (
 )
 from commtrace.analysis.stragglers.places import RankPlace, format_place
 from commtrace.analysis.stragglers.search import NO_PEERS
-from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
+from commtrace.analysis.stragglers.verdict import NamedRank
 from commtrace.findings.causes import advice
+from commtrace.findings.finding import Finding
 from commtrace.live.monitoring.device_readings import DeviceReadings
 from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler, Since, StandingFindings
 from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
@@ -167,7 +168,7 @@ class Watch:
         events += self._pauses.join(pauses, now, device)
         if priced is not None:
             self._undecided_of_steps.see(priced.undecided, self._replay.windows)
-            job_wide = [self._of_verdict(verdict, reports, now) for verdict in priced.verdicts]
+            job_wide = [self._of_job(finding, reports, now) for finding in priced.findings]
             windows = self._replay.windows
             events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
         return events
@@ -283,21 +284,21 @@ class Watch:
         where = rank_and_host(self._places, member.rank)
         return f"{one_pauses_longer(where, one.cause, member.mean_ns / 1e6, member.excess_ns / 1e6)}."
 
-    def _of_verdict(self, verdict: Verdict, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
+    def _of_job(self, finding: Finding, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
         return LiveStraggler(
-            rank=verdict.rank,
-            host=verdict.host,
-            who=verdict.who,
-            place=verdict.place,
-            cause=verdict.cause,
+            rank=finding.rank,
+            host=finding.host,
+            who=finding.who,
+            place=finding.place,
+            cause=finding.cause,
             since=now - self._seconds,
-            cost_ms_per_step=verdict.cost_ms_per_step,
-            gpu_hours_per_day=verdict.gpu_hours_per_day,
-            evidence=verdict.evidence,
-            next_step=verdict.next_step,
-            ranks=verdict.ranks,
-            members=verdict.members[:MOST_MEMBERS],
-            cost_is_bound=verdict.cost_is_bound,
+            cost_ms_per_step=(finding.cost_ns or 0.0) / 1e6,
+            gpu_hours_per_day=finding.gpu_hours_per_day or 0.0,
+            evidence=finding.evidence,
+            next_step=finding.advice,
+            ranks=finding.ranks,
+            members=tuple(NamedRank(one.rank, one.host, one.excess_ns / 1e6) for one in finding.members[:MOST_MEMBERS]),
+            cost_is_bound=finding.cost_is_bound,
         ).beginning(self._in_window(min(reports, key=lambda report: report.first_step), now))
 
 

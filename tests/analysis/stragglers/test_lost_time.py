@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
+from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.synth import FREE, Fault, Job
 from tests.analysis.stragglers.analysed_jobs import analysed
 
@@ -17,7 +18,8 @@ WORK = 4 * (EXACT.forward_ns + EXACT.backward_ns) + EXACT.optimizer_ns
 
 
 def lost_by(job: Job) -> LostTime:
-    lost = lost_time(*analysed(job))
+    made = analysed(job)
+    lost = made.lost(made.slow)
     assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns
     return lost
 
@@ -84,7 +86,7 @@ def test_transfers_are_exposed_communication() -> None:
 
 def test_a_verdict_takes_no_more_than_there_is() -> None:
     job = analysed(replace(EXACT, faults=(Fault("slow-rank", (2,), 1.5),)))
-    lost = job.lost([replace(job.verdicts[0], cost_ms_per_step=1e6)] * 2)
+    lost = job.lost([structs.replace(job.slow[0], cost_ns=1e12)] * 2)
 
     assert lost.imbalance_ns == 0
     assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns

@@ -64,9 +64,9 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "findings": frozenset({"trace"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "findings", "schedule", "trace"}),
-    "tables": frozenset({"trace", "analysis"}),
+    "tables": frozenset({"trace", "analysis", "findings"}),
     "plots": frozenset({"errors", "trace", "analysis", "findings"}),
-    "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
+    "recorded_run": frozenset({"errors", "trace", "analysis", "findings", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
     "top": frozenset({"deadline", "errors", "trace", "analysis", "findings", "redaction"}),
     "history": frozenset({"errors", "trace", "analysis", "findings"}),

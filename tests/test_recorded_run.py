@@ -227,7 +227,7 @@ def test_a_recording_without_steps_is_one_step_without_a_number(tmp_path: Path) 
         (None, 0, 50, True, 40, 10)
     ]
     assert run.pipeline() is None
-    assert "no step was recorded in full" in why_not(run.findings())[0]
+    assert "No step was recorded in full" in why_not(run.findings())[0]
 
 
 def test_a_large_run_has_the_same_tables_without_its_rows(

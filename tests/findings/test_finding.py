@@ -97,7 +97,7 @@ def test_the_schema_has_the_fields_and_kinds_of_the_type() -> None:
 
 
 def test_every_part_of_lost_time_but_that_of_stragglers_is_a_loss() -> None:
-    costs = {field.name for field in fields(LostTime)} - {"num_steps", "gpus", "steps_ns", "ideal_ns", "of_verdicts"}
+    costs = {field.name for field in fields(LostTime)} - {"num_steps", "gpus", "steps_ns", "ideal_ns", "of_findings"}
     assert set(PART_OF_LOSS.values()) == costs - {"stragglers_ns"}
     assert set(PART_OF_LOSS) <= {*CAUSES, *LOSSES}
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from msgspec import structs
 
-from commtrace import identity, launchers
-from commtrace.agreement import Predecessor
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.group_members import GroupMeetings
@@ -53,11 +51,13 @@ from commtrace.config import (
     has_variables,
     own_variables,
 )
-from commtrace.identity import Identity, WorldNames
-from commtrace.installation import own_command, warn_if_untried
-from commtrace.options import OFF, STAMPS
-from commtrace.process_end import ExitCall, uncaught_exception
-from commtrace.recorder import Recorder, Sink
+from commtrace.recording import identity, launchers
+from commtrace.recording.agreement import Predecessor
+from commtrace.recording.identity import Identity, WorldNames
+from commtrace.recording.installation import own_command, warn_if_untried
+from commtrace.recording.options import OFF, STAMPS
+from commtrace.recording.process_end import ExitCall, uncaught_exception
+from commtrace.recording.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.file_process import FileProcess

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import WRITTEN, check_sizes, default_schedule, schedule_named, with_chunks
 from commtrace.synth.faults import LONG_MICROBATCH, OF_HOSTS, SEQUENCE_IMBALANCE, UNEVEN_STAGE, Fault
 from commtrace.trace.metadata import ClockAnchor, Group, group_id
+from commtrace.trace.schedule import WRITTEN, check_sizes, default_schedule, schedule_named, with_chunks
 from commtrace.trace.spans import Int64
 
 _SHARES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}

@@ -18,11 +18,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from commtrace import side_process
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.otlp.queue import ExportedStep, MetricsSnapshot, Settle
 from commtrace.live.rank import LiveRank
+from commtrace.trace.files import side_process
 from commtrace.trace.metadata import Group, RankMetadata
 from commtrace.trace.topology import Topology
 

@@ -17,7 +17,7 @@ from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.options import OTLP_LEVELS
+from commtrace.recording.options import OTLP_LEVELS
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange

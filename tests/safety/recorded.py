@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer
 
 import commtrace
-from commtrace import session
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.model.optimizers import STEP_HOOKS
 from commtrace.capture.triggers import Triggers
+from commtrace.recording import session
 from commtrace.trace import selection
 from tests.capture.recording import MemorySink
 from tests.safety import faults, jobs, models

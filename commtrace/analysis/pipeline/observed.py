@@ -30,10 +30,10 @@ from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.program import common_steps
 from commtrace.analysis.replay.step_statistics import StatisticsParts
 from commtrace.analysis.windows.run import LargeRun, WholeRun
-from commtrace.schedule import UNKNOWN, Recognised, bubble, recognise
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schedule import UNKNOWN, Recognised, bubble, recognise
 from commtrace.trace.spans import Int32
 
 
@@ -46,7 +46,7 @@ class Pipeline:
     (p − 1)/(v·m + p − 1), or over the work, (p − 1)/(v·m); None where no formula holds.
     """
 
-    schedule: str  # see commtrace.schedule
+    schedule: str  # see commtrace.trace.schedule
     reason: str  # why it is unknown; else empty
     stages: int  # p
     chunks: int  # v, per stage

@@ -21,7 +21,7 @@ from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.edges import work_between, worked_before
 from commtrace.analysis.replay.graph import ReplayGraph
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
+from commtrace.trace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.trace.spans import Bool, Int64
 
 HALF: Final = 0.5

@@ -73,7 +73,7 @@ from commtrace.cli.views import (
     step_attempts_lines,
 )
 from commtrace.cli.worlds import job_to_json, print_job, worlds_of_job
-from commtrace.installation import own_command
+from commtrace.recording.installation import own_command
 from commtrace.trace.json_values import to_json
 
 

@@ -22,7 +22,7 @@ from commtrace.exporters.otlp.queue import (
 )
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
-from commtrace.options import OTLP_LEVELS
+from commtrace.recording.options import OTLP_LEVELS
 from commtrace.trace import schema
 from tests.exporters.otlp.made import WORLD_SIZE, live_rank
 from tests.exporters.prometheus.steps import summary

@@ -22,7 +22,7 @@ import torch
 
 from bench.engines import OFF, environment, why_not_native
 from commtrace import _native
-from commtrace.options import NATIVE, STAMPS
+from commtrace.recording.options import NATIVE, STAMPS
 from tests.gpu import replays
 from tests.gpu.jobs import BACKENDS
 from tests.gpu.stages.driver import Driver, libcuda

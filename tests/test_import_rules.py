@@ -71,18 +71,18 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "findings": frozenset({"trace"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "findings", "trace"}),
-    "python": frozenset({"errors", "trace", "analysis"}),
+    "python": frozenset({"errors", "trace", "analysis", "findings"}),
     "live.top": frozenset({"errors", "trace", "analysis", "findings", "live.http"}),
     "history": frozenset({"errors", "trace", "analysis", "findings"}),
     "synth": frozenset({"errors", "trace"}),
     # before a run
-    "planning": frozenset({"errors", "trace", "analysis"}),
-    "planning.search": frozenset({"errors", "trace", "analysis", "planning"}),
-    "benchmarks": BASE | {"analysis", "recording.identity", "recording.launchers"},
+    "planning": frozenset({"errors", "trace", "analysis", "findings"}),
+    "planning.search": frozenset({"errors", "trace", "analysis", "findings", "planning"}),
+    "benchmarks": BASE | {"analysis", "findings", "recording.identity", "recording.launchers"},
     # the files of other systems: nothing that serves everybody is built on them
     "interchange": frozenset({"errors", "trace", "analysis", "planning", "planning.search"}),
     "exporters": BASE
-    | {"analysis", "live", "live.http", "recording.options", "recording.process_end", "recording.recorder"},
+    | {"analysis", "findings", "live", "live.http", "recording.options", "recording.process_end", "recording.recorder"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
     "cli": BASE
     | {

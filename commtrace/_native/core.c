@@ -20,7 +20,7 @@
 #include <structmember.h>
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
-enum { ABI_VERSION = 7 };
+enum { ABI_VERSION = 8 };
 enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */

@@ -47,16 +47,16 @@ class Stamped:
         """Capture as many stamped kernels; return the graph and its executable."""
         core, stream = self.core, self.stream
         self.driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-        number = core.begin_stamps(graph_id)
-        assert isinstance(number, int), number
+        stamps = core.begin_stamps(graph_id)
+        assert not isinstance(stamps, str), stamps
         for _ in range(kernels):
-            before = core.stamps_before(number, 0)
+            before = core.stamps_before(stamps, 0)
             self.driver.kernel(stream, KERNEL_NS)
-            _, behind, has_one_start = core.stamp_start(number, before)
+            _, behind, has_one_start = core.stamp_start(stamps, before)
             assert has_one_start
-            core.stamp_end(number, 0, before, behind)
+            core.stamp_end(stamps, 0, before, behind)
         graph = self.driver.end_capture(stream)
-        core.close_stamps(number, graph_id, True)
+        core.close_stamps(stamps, True)
         return graph, self.driver.instantiate(graph)
 
     def read(self, count: int, timeout_seconds: float = 30.0) -> dict[int, dict[int, Any]]:
@@ -147,16 +147,16 @@ def touched(stamped: Stamped) -> list[int]:
     return [stamped.driver.calls(function) for function in TOUCHING]
 
 
-def answers(stamped: Stamped, number: int, before: int) -> set[object]:
+def answers(stamped: Stamped, stamps: tuple[int, int], before: int) -> set[object]:
     """What the functions say that would stamp a communication of one node."""
     core = stamped.core
     return {
-        core.stamps_before(number, 0),
-        core.stamp_start(number, before),
-        core.stamps_frontier(number, 0),
-        core.stamp_end(number, 0, before, before + 1),
-        core.stamp_end(number, -1, before, before + 1),
-        core.stamp_wait(number, 0, b"", before, before + 1, False),
+        core.stamps_before(stamps, 0),
+        core.stamp_start(stamps, before),
+        core.stamps_frontier(stamps, 0),
+        core.stamp_end(stamps, 0, before, before + 1),
+        core.stamp_end(stamps, -1, before, before + 1),
+        core.stamp_wait(stamps, 0, b"", before, before + 1, False),
     }
 
 
@@ -165,20 +165,20 @@ def test_nothing_of_an_invalidated_capture_is_touched(stamped: Stamped) -> None:
     driver, stream = stamped.driver, stamped.stream
     event = driver.create_event()
     driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-    number = stamped.core.begin_stamps(9)
-    before = stamped.core.stamps_before(number, 0)
+    stamps = stamped.core.begin_stamps(9)
+    before = stamped.core.stamps_before(stamps, 0)
     driver.kernel(stream, KERNEL_NS)
     with pytest.raises(simulated_driver.DriverError):
         driver.query(event)  # no thread may that captures
     assert driver.capture_status(stream) == simulated_driver.INVALIDATED
 
     calls = touched(stamped)
-    assert answers(stamped, number, before) == {NOT_CAPTURED}
+    assert answers(stamped, stamps, before) == {NOT_CAPTURED}
     assert touched(stamped) == calls
 
     with pytest.raises(simulated_driver.DriverError):  # the driver destroys the graph
         driver.end_capture(stream)
-    assert answers(stamped, number, before) == {NOT_CAPTURED}
+    assert answers(stamped, stamps, before) == {NOT_CAPTURED}
     assert touched(stamped) == calls
 
 
@@ -187,7 +187,7 @@ def test_the_next_capture_of_a_stream_is_not_taken_for_the_last(stamped: Stamped
     stamped.prepare()
     driver, stream = stamped.driver, stamped.stream
     driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-    number = stamped.core.begin_stamps(9)  # and not closed, as if the end had not been seen
+    stamps = stamped.core.begin_stamps(9)  # and not closed, as if the end had not been seen
     driver.kernel(stream, KERNEL_NS)
     graph = driver.end_capture(stream)
     if is_destroyed:
@@ -196,7 +196,7 @@ def test_the_next_capture_of_a_stream_is_not_taken_for_the_last(stamped: Stamped
 
     calls = touched(stamped)
     other_graph = "captured into another graph, such as the body of a conditional node"
-    assert answers(stamped, number, 0) <= {NOT_CAPTURED, other_graph}
+    assert answers(stamped, stamps, 0) <= {NOT_CAPTURED, other_graph}
     assert touched(stamped) == calls
     driver.kernel(stream, KERNEL_NS)
     assert driver.stamps(driver.end_capture(stream)) == []
@@ -249,11 +249,11 @@ def test_graphs_that_are_dropped_while_captured_are_forgotten(stamped: Stamped) 
     numbers = set()
     for graph_id in range(5):
         driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-        number = core.begin_stamps(graph_id)
-        numbers.add(number)
-        before = core.stamps_before(number, 0)
+        stamps = core.begin_stamps(graph_id)
+        numbers.add(stamps[0])
+        before = core.stamps_before(stamps, 0)
         driver.kernel(stream, KERNEL_NS)
-        core.stamp_start(number, before)
+        core.stamp_start(stamps, before)
         driver.call("cuGraphDestroy", driver.end_capture(stream))  # without close_stamps
         time.sleep(0.1)  # the thread looks every few milliseconds
 
@@ -281,12 +281,12 @@ def test_a_driver_that_cannot_tell_of_programmatic_edges(tmp_path: Path) -> None
 
     stream = stamped.stream
     old.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-    number = stamped.core.begin_stamps(4)
-    before = stamped.core.stamps_before(number, 0)
+    stamps = stamped.core.begin_stamps(4)
+    before = stamped.core.stamps_before(stamps, 0)
     old.set_programmatic(stream)
-    assert stamped.core.stamps_before(number, 0) == PROGRAMMATIC
+    assert stamped.core.stamps_before(stamps, 0) == PROGRAMMATIC
     old.kernel(stream, KERNEL_NS)
-    assert stamped.core.stamp_start(number, before) == PROGRAMMATIC
+    assert stamped.core.stamp_start(stamps, before) == PROGRAMMATIC
     old.set_programmatic(stream, False)
     assert old.stamps(old.end_capture(stream)) == []
     assert stamped.core.close_device(2_000)

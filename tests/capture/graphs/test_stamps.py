@@ -440,6 +440,31 @@ def test_the_memory_of_graphs_that_are_gone_is_used_again(job: StampedJob, tmp_p
     assert job.driver.calls("cuMemHostAlloc") == 2
 
 
+def test_a_number_that_another_graph_has_by_now_stamps_nothing(job: StampedJob) -> None:
+    assert job.stamping is not None
+    with job.graph() as graph:
+        job.all_reduce(1)
+    (stamps,) = job.stamping._graphs.values()
+    earlier = stamps._native
+    job.driver.call("cuGraphDestroy", graph._graph)
+    job.driver.call("cuGraphExecDestroy", graph.executable)
+    job.core.pass_marks()
+
+    with job.graph() as later:
+        job.run(1)
+        *_, stamps = job.stamping._graphs.values()
+        assert earlier is not None
+        assert stamps._native is not None
+        assert (stamps._native[0], stamps._native != earlier) == (earlier[0], True)
+        assert job.core.stamps_before(stamps._native, 0) == 1
+        for handle in (earlier, None):
+            assert job.core.stamps_before(handle, 0) == "the stream is not captured"
+            assert job.core.stamp_start(handle, 0) == "the stream is not captured"
+        with pytest.raises(TypeError, match="graph id"):
+            job.core.stamps_before(earlier[0], 0)
+    assert job.stamps_of(later) == []
+
+
 def test_a_capture_that_fails_keeps_nothing(job: StampedJob) -> None:
     def capture(then: Callable[[], object]) -> None:
         with job.graph():

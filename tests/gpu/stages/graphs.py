@@ -112,15 +112,15 @@ class Bench:
         graph_id = next(self._graph_ids)
         events: list[ctypes.c_void_p] = []
         self("cuStreamBeginCapture_v2", self.stream, 2)
-        number = self.core.begin_stamps(graph_id) if variant == "stamps" else None
-        assert not isinstance(number, str), number
+        stamps = self.core.begin_stamps(graph_id) if variant == "stamps" else None
+        assert not isinstance(stamps, str), stamps
         for at in range(kernels):
-            with self._marked(variant, number, events) if at % marked_each == 0 else nothing_around():
+            with self._marked(variant, stamps, events) if at % marked_each == 0 else nothing_around():
                 self.kernel(microseconds)
         handle, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self("cuStreamEndCapture", self.stream, ctypes.byref(handle))
-        if number is not None:
-            self.core.close_stamps(number, graph_id, True)
+        if stamps is not None:
+            self.core.close_stamps(stamps, True)
         begin = time.perf_counter_ns()
         self("cuGraphInstantiateWithFlags", ctypes.byref(executable), handle, ctypes.c_ulonglong(0))
         taken_ns = time.perf_counter_ns() - begin
@@ -135,13 +135,13 @@ class Bench:
         )
 
     @contextmanager
-    def _marked(self, variant: str, number: int | None, events: list[ctypes.c_void_p]) -> Iterator[None]:
+    def _marked(self, variant: str, stamps: tuple[int, int] | None, events: list[ctypes.c_void_p]) -> Iterator[None]:
         if variant == "stamps":
-            before = self.core.stamps_before(number, 0)
+            before = self.core.stamps_before(stamps, 0)
             yield
-            started = self.core.stamp_start(number, before)
+            started = self.core.stamp_start(stamps, before)
             assert not isinstance(started, str), started
-            ended = self.core.stamp_end(number, 0, before, started[1])
+            ended = self.core.stamp_end(stamps, 0, before, started[1])
             assert not isinstance(ended, str), ended
             return
         self._event(variant, events)

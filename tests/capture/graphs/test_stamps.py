@@ -661,6 +661,31 @@ def test_the_devices_clock_is_followed_where_a_stamp_arrives_behind_its_launch(
     assert all(distance <= error + 1 for distance, error in zip(late, errors, strict=True))
 
 
+@pytest.mark.parametrize("call", range(1, 7))  # two launches for each try to take an anchor
+def test_anchors_are_taken_again_after_a_launch_was_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: int
+) -> None:
+    job = StampedJob(monkeypatch)
+    job.driver.set_globaltimer(ppm=80)
+    with job.recorded():
+        job.prepare()
+        with job.graph() as graph:
+            job.all_reduce(1)
+        job.driver.fail("cuLaunchKernel", simulated_driver.INVALID_VALUE, call)
+        job.cuda.advance(1000 * MILLISECOND)
+        job.recording.recorder.flush()
+        job.driver.fail("cuLaunchKernel", simulated_driver.SUCCESS)
+        for _ in range(10):
+            job.cuda.advance(1000 * MILLISECOND)
+            job.recording.recorder.flush()
+        begin = job.cuda.now_ns
+        graph.replay()
+        job.finish()
+
+    (start,) = job.spans(tmp_path, *COMMUNICATION).start.tolist()
+    assert abs(start - begin) < 4_000  # ns: by the anchors of before, it is 50,000 off
+
+
 def test_a_device_that_is_too_busy_for_an_anchor_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

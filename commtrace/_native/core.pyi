@@ -99,7 +99,7 @@ class GroupHook:
     def __call__(self, arguments: Any, /) -> None: ...
 
 @final
-class Kernel:
+class BucketKernel:
     """A kernel for all_reduce, which records the buckets of a reducer; ``slow`` gets all other calls."""
 
     def __init__(

@@ -41,9 +41,9 @@ typedef struct {
     Graph graph;
     Stream origin; /* on which the capture was begun: that of the job's computing */
     Node counter_node;
-    Node *own_nodes;
+    Node *added_nodes; /* by us */
     Page **pages;
-    int num_stamps, num_pages, num_own_nodes;
+    int num_stamps, num_pages, num_added;
     uint64_t base; /* replays that were counted for earlier graphs of this number */
     uint64_t next; /* the replay to be read */
     int num_arrived; /* of its stamps, without a gap */
@@ -61,7 +61,7 @@ typedef struct Reading {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of readings */
 static Stamps *graphs[MOST_GRAPHS];
 static _Atomic int num_graphs = 1; /* number 0 is the probe's */
-static int session_of_stamps;      /* what was begun in an earlier one is not read */
+static _Atomic int session_of_stamps; /* what was begun in an earlier one is not read */
 static Reading *first_reading, **last_reading = &first_reading;
 static size_t bytes_read;
 static _Atomic int64_t num_lost;
@@ -101,7 +101,7 @@ static void recycle(Stamps *stamps) {
     for (int i = 0; i < stamps->num_pages; i++) {
         stamper_return_page(stamper, stamps->pages[i]);
     }
-    stamps->num_pages = stamps->num_stamps = stamps->num_own_nodes = 0;
+    stamps->num_pages = stamps->num_stamps = stamps->num_added = 0;
     atomic_store_explicit(&stamps->state, UNUSED, memory_order_release);
 }
 
@@ -313,9 +313,9 @@ static PyObject *python_close(PyObject *module, PyObject *arguments) {
 
 /* ---- nodes --------------------------------------------------------------------------------------------------------- */
 
-static bool is_own(const Stamps *stamps, Node node) {
-    for (int i = stamps->num_own_nodes; i-- > 0;) {
-        if (stamps->own_nodes[i] == node) {
+static bool was_added_here(const Stamps *stamps, Node node) {
+    for (int i = stamps->num_added; i-- > 0;) {
+        if (stamps->added_nodes[i] == node) {
             return true;
         }
     }
@@ -333,16 +333,16 @@ static bool is_among(Node node, const Node *nodes, size_t count) {
 
 static const char *add_node(Stamps *stamps, Function function, void **arguments, const Node *dependencies, size_t count,
                             Node *node) {
-    Node *own = realloc(stamps->own_nodes, (size_t)(stamps->num_own_nodes + 1) * sizeof *own);
-    if (own == NULL) {
+    Node *added = realloc(stamps->added_nodes, (size_t)(stamps->num_added + 1) * sizeof *added);
+    if (added == NULL) {
         return NO_MEMORY;
     }
-    stamps->own_nodes = own;
+    stamps->added_nodes = added;
     KernelNode kernel = {.function = function, .grid = {1, 1, 1}, .block = {1, 1, 1}, .arguments = arguments};
     if (graph_driver.add_kernel(node, stamps->graph, dependencies, count, &kernel) != DRIVER_SUCCESS) {
         return REFUSED;
     }
-    own[stamps->num_own_nodes++] = *node;
+    added[stamps->num_added++] = *node;
     union { /* CUlaunchAttributeValue */
         int priority;
         char size[64];
@@ -468,7 +468,7 @@ static const char *find_launched(const Stamps *stamps, Py_ssize_t first, Py_ssiz
     }
     const char *reason = graph_driver.nodes(stamps->graph, nodes, &count) != DRIVER_SUCCESS ? REFUSED : NULL;
     for (size_t i = (size_t)first; reason == NULL && i < count; i++) {
-        reason = is_own(stamps, nodes[i]) || add_to(&launched->every, nodes[i]) ? NULL : NO_MEMORY;
+        reason = was_added_here(stamps, nodes[i]) || add_to(&launched->every, nodes[i]) ? NULL : NO_MEMORY;
     }
     free(nodes);
     /* Kernels, or else copies: NCCL has event nodes and host nodes of its own beside them. */
@@ -571,8 +571,9 @@ static PyObject *python_start(PyObject *module, PyObject *arguments) {
     free_launched(&launched);
     free(before.nodes);
     free(ends.nodes);
-    return reason_or(reason,
-                     reason != NULL ? NULL : Py_BuildValue("inN", position, (Py_ssize_t)last, PyBool_FromLong(num_firsts == 1)));
+    PyObject *started =
+        reason != NULL ? NULL : Py_BuildValue("inN", position, (Py_ssize_t)last, PyBool_FromLong(num_firsts == 1));
+    return reason_or(reason, started);
 }
 
 /* Stamps the end of what was launched: its nodes that nothing else of it waits for. */

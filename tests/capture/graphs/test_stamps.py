@@ -441,7 +441,6 @@ def test_the_memory_of_graphs_that_are_gone_is_used_again(job: StampedJob, tmp_p
 
 
 def test_a_number_that_another_graph_has_by_now_stamps_nothing(job: StampedJob) -> None:
-    assert job.stamping is not None
     with job.graph() as graph:
         job.all_reduce(1)
     (stamps,) = job.stamping._graphs.values()
@@ -486,7 +485,6 @@ def test_a_capture_that_fails_keeps_nothing(job: StampedJob) -> None:
 def test_replays_whose_rows_are_lost_are_given_up(job: StampedJob) -> None:
     with job.graph():
         job.all_reduce(1)
-    assert job.stamping is not None
     (stamps,) = job.stamping._graphs.values()
     times = ReplayTimes(np.zeros(2, np.int64), 0)
     for replay in range(10_000):
@@ -507,7 +505,6 @@ def test_rows_after_the_end_of_the_recording_have_the_times_that_were_read(job: 
     graph.replay()
     job.cuda.advance(20 * MILLISECOND)
     job.core.pass_marks()
-    assert job.stamping is not None
     job.stamping.read()
     job.replays.uninstall()
 
@@ -529,7 +526,6 @@ def test_what_was_refused_in_a_capture_is_not_waited_for_after_it(
         num_marks += 1
         return Frontier("not known")
 
-    assert job.stamping is not None
     monkeypatch.setattr(GraphStamps, "about_to_launch", refuse)
     monkeypatch.setattr(GraphStamps, "frontier", frontier)
     side = job.cuda.Stream()

@@ -145,7 +145,9 @@ def counted_but_with_a_future_to_wait_for(dispatcher: Dispatcher) -> None:
         in_a_bracket, without_a_reducer, a_tensor_of_another_class, counted_but_with_a_future_to_wait_for,
     ],
 )  # fmt: skip
-def test_calls_that_are_no_bucket_are_left_to_python(dispatcher: Dispatcher, call: Callable[[Dispatcher], None]) -> None:
+def test_calls_that_are_no_bucket_are_left_to_python(
+    dispatcher: Dispatcher, call: Callable[[Dispatcher], None]
+) -> None:
     call(dispatcher)
     assert [len(calls) for calls in (dispatcher.slow, dispatcher.passed, dispatcher.core.errors)] == [1, 1, 0]
     assert dispatcher.core.counters.launched == 0

@@ -62,13 +62,13 @@ class Stamped:
     def read(self, count: int, timeout_seconds: float = 30.0) -> dict[int, dict[int, Any]]:
         """The times of as many replays, by graph and number."""
         deadline = time.monotonic() + timeout_seconds
-        found: dict[int, dict[int, Any]] = {}
-        while sum(map(len, found.values())) < count and time.monotonic() < deadline:
+        times_by_graph: dict[int, dict[int, Any]] = {}
+        while sum(map(len, times_by_graph.values())) < count and time.monotonic() < deadline:
             for graph, replay, _, times in self.core.take_stamps():
-                found.setdefault(graph, {})[replay] = np.frombuffer(times, np.int64)
+                times_by_graph.setdefault(graph, {})[replay] = np.frombuffer(times, np.int64)
             self.driver.capture_status(self.stream)  # at a call of the driver, what is due is written
             time.sleep(0.0005)
-        return found
+        return times_by_graph
 
 
 @pytest.fixture
@@ -82,14 +82,14 @@ def stamped(driver: SimulatedDriver) -> Iterator[Stamped]:
 def test_a_thread_reads_all_of_500_replays(stamped: Stamped) -> None:
     stamped.prepare()
     _, executable = stamped.capture(7, kernels=3)
-    found: dict[int, Any] = {}
+    times_by_replay: dict[int, Any] = {}
     for _ in range(20):  # fewer at a time than there are slots: what is due is written as this thread gets a core
         for _ in range(25):
             stamped.driver.launch_graph(executable, stamped.stream)
-        found |= stamped.read(25)[7]
+        times_by_replay |= stamped.read(25)[7]
 
-    assert (sorted(found), stamped.core.stamps_lost()) == (list(range(500)), 0)
-    times = np.array([found[replay] for replay in range(500)])
+    assert (sorted(times_by_replay), stamped.core.stamps_lost()) == (list(range(500)), 0)
+    times = np.array([times_by_replay[replay] for replay in range(500)])
     assert (np.abs(times[:, 1::2] - times[:, ::2] - KERNEL_NS) < 1_000).all()
     assert (np.diff(times[:, 0]) > 0).all()
 
@@ -114,12 +114,12 @@ def test_graphs_come_and_go_in_threads(stamped: Stamped) -> None:
     threads = [threading.Thread(target=work, args=(first_id,)) for first_id in (100, 200, 300)]
     for thread in threads:
         thread.start()
-    found = stamped.read(300)
+    times_by_graph = stamped.read(300)
     for thread in threads:
         thread.join(30)
 
     assert failures == []
-    assert {graph: sorted(replays) for graph, replays in found.items()} == {
+    assert {graph: sorted(replays) for graph, replays in times_by_graph.items()} == {
         first + at: list(range(5)) for first in (100, 200, 300) for at in range(20)
     }
 

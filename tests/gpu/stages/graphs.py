@@ -12,7 +12,6 @@ import ctypes
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -290,15 +289,16 @@ def count_replays(answers: Answers, bench: Bench) -> None:
     lost_before = bench.core.stamps_lost()
     for _ in range(replays_made):
         graph.launch()
-    found: dict[int, Any] = {}
+    stamps: dict[int, Any] = {}  # by replay
     deadline = time.monotonic() + 10
-    while len(found) < replays_made and time.monotonic() < deadline:
-        read = [one for one in bench.core.take_stamps() if one[0] == graph.id]
-        found |= {replay: np.frombuffer(times, np.int64) for _, replay, _, times in read}
+    while len(stamps) < replays_made and time.monotonic() < deadline:
+        for graph_id, replay, _, times in bench.core.take_stamps():
+            if graph_id == graph.id:
+                stamps[replay] = np.frombuffer(times, np.int64)
         bench.driver("cuStreamQuery", bench.stream)
         time.sleep(0.0005)
     lost = bench.core.stamps_lost() - lost_before
-    whole = [times for times in found.values() if (times >= 0).all()]
+    whole = [times for times in stamps.values() if (times >= 0).all()]
     took = [int(times.max() - times.min()) / 1e3 for times in whole]
     events = by_events(bench, replays_made)
     misses = [] if len(whole) == replays_made else [f"stamps of {replays_made - len(whole)} replays are missing"]
@@ -342,8 +342,8 @@ def compare_with_kernels(answers: Answers) -> None:
     """Compare stamps of two NCCL ranks with kernels of torch.profiler, and results and steps with those without."""
     for backend in BACKENDS:
         outputs = {variant: answers.output / f"{backend}-{variant}" for variant in (OFF, "replays", STAMPS)}
-        with ThreadPoolExecutor(1) as pool:  # one after the other: their steps are timed
-            failures = dict(zip(outputs, pool.map(failure, [backend] * 3, outputs, outputs.values()), strict=True))
+        # One after the other: their steps are timed.
+        failures = {variant: failure(backend, variant, output) for variant, output in outputs.items()}
         failed = [f"{variant}: {text}" for variant, text in failures.items() if text]
         if failed:
             answers.add("stamps against kernels", f"{backend}: not recorded", NATIVE, misses=failed)

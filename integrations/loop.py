@@ -185,11 +185,11 @@ class TrainingLoop:
             if hasattr(dynamo, "disable"):
                 calls[:] = map(dynamo.disable, functions)
             else:  # The recording starts while it is being imported.
-                calls[:] = [functools.partial(look_again, dynamo, place) for place in range(len(functions))]
+                calls[:] = [functools.partial(look_again, dynamo, index) for index in range(len(functions))]
 
-        def look_again(dynamo: ModuleType, place: int, *args: object) -> object:
+        def look_again(dynamo: ModuleType, index: int, *args: object) -> object:
             disable(dynamo)
-            return (calls if hasattr(dynamo, "disable") else functions)[place](*args)
+            return (calls if hasattr(dynamo, "disable") else functions)[index](*args)
 
         self._run_as_it_is(look_again)
         self._hooks.when_imported("torch._dynamo", disable)

@@ -296,7 +296,7 @@ def _trace(
         topology=without_place(marks.topology),
         dropped=marks.dropped,
         anchors=(metadata.anchor, *marks.anchors),
-        in_flight=tuple(structs.replace(one, peer=rank_of(one.group, one.peer)) for one in marks.in_flight),
+        in_flight=tuple(structs.replace(call, peer=rank_of(call.group, call.peer)) for call in marks.in_flight),
         activity=marks.activity and _with_ranks(marks.activity, rank_of),
         activity_ns=marks.activity_ns,
         no_progress_ns=marks.no_progress_ns,
@@ -311,7 +311,7 @@ def _trace(
         exception=marks.exception,
         exception_frames=marks.exception_frames,
         has_left=marks.has_left,
-        failures=tuple(structs.replace(one, peer=rank_of(one.group, one.peer)) for one in marks.failures),
+        failures=tuple(structs.replace(call, peer=rank_of(call.group, call.peer)) for call in marks.failures),
         # Not copied for each part of a long run that is read forward.
         aggregates=rank_marks.aggregates
         if steps is None and discarded < 0

@@ -55,15 +55,16 @@ class LaunchLateness(NamedTuple):
     def sentence(self, ranks: Collection[int]) -> str:
         """Return the evidence; empty if neither a late host nor a slow device is evident."""
         work = f"{CAUSES[self.phase].phase}s" if self.phase else "work"
-        whose, device, host = ("its", "its device", "host") if len(ranks) == 1 else ("their", "their devices", "hosts")
+        their, devices, hosts_launch = "its", "its device", "host launches"
+        if len(ranks) > 1:
+            their, devices, hosts_launch = "their", "their devices", "hosts launch"
         if self.are_late:
-            launch = "launches" if len(ranks) == 1 else "launch"
             return (
-                f"Launch-bound: {device} had nothing queued at both ends of {self.share:.0%} of {whose} {work} (peers "
-                f"{self.peers_share:.0%}), {self.excess_ns / 1e6:.1f} ms per step more: the {host} {launch} too late."
+                f"Launch-bound: {devices} had nothing queued at both ends of {self.share:.0%} of {their} {work} (peers "
+                f"{self.peers_share:.0%}), {self.excess_ns / 1e6:.1f} ms per step more: the {hosts_launch} too late."
             )
         if self.share < LAUNCH_BOUND / 4:
-            return f"Work was queued for {device} all the time: no {host[:4]} is late."
+            return f"Work was queued for {devices} all the time: no host is late."
         return ""
 
 
@@ -143,6 +144,11 @@ def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> 
         since_step=cost.first_step,
         cost_is_bound=not has_gaps,
     )
+
+
+def is_launch_bound_job(verdict: Verdict) -> bool:
+    """Return whether a verdict is that of :func:`launch_bound_job`: no rank is slow beside others."""
+    return verdict.cause == LATE and verdict.place == JOB
 
 
 def _evidence_of_job(work: WorkStatistics, share: float, more_ms: float | None) -> str:

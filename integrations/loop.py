@@ -220,7 +220,7 @@ class EvaluationMode:
         self._tracer = tracer
         self._hooks = hooks
         self._training_thread = threading.main_thread().ident
-        self.opened: dict[int, _OpenPass] = {}  # by the ids of the models in evaluation mode
+        self.opened: dict[int, _OpenEvaluation] = {}  # by the ids of the models in evaluation mode
         self._not_evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def install(self) -> None:
@@ -311,7 +311,7 @@ class EvaluationMode:
         span = tracer.aside(schema.EVALUATION, "eval() to train()")
         if span is None:
             return
-        self.opened[key] = _OpenPass(self._until_gone(module), span, has_left)
+        self.opened[key] = _OpenEvaluation(self._until_gone(module), span, has_left)
         if len(self.opened) > _MOST_MODELS:  # They are parts of one model.
             self._dismiss(next(iter(self.opened)))
 
@@ -336,7 +336,7 @@ class EvaluationMode:
         return weakref.ref(module, gone)
 
 
-class _OpenPass(NamedTuple):
+class _OpenEvaluation(NamedTuple):
     reference: weakref.ref[torch.nn.Module]
     span: Span
     has_left: bool

@@ -17,6 +17,7 @@ import numpy as np
 from commtrace.analysis.breakdown.states import REPLAY
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
+from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.matching.stages import are_told, not_told
@@ -250,7 +251,7 @@ def judge_stragglers(
         abstentions = (not_told(classes), *abstentions)
     elif not has_peers and not verdicts:
         abstentions = (NO_PEERS, *undecided)
-    abstentions += measured.replayed_share.sentences()
+    abstentions = (*_on_missing_ranks(run), *abstentions, *measured.replayed_share.sentences())
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""
@@ -261,6 +262,16 @@ def judge_stragglers(
         waited_for = most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
     dated = tuple(_dated(verdict, work) for verdict in ordered)
     return Findings(dated, abstentions, work.replay_error, together, waited_for)
+
+
+def _on_missing_ranks(run: Run) -> Iterator[str]:
+    missing = set(range(run.world_size)) - set(run.ranks)
+    if missing:
+        ranks, were = format_ranks(missing), "was" if len(missing) == 1 else "were"
+        yield (
+            f"{ranks.capitalize()} {were} not compared: no complete step was recorded there. Costs are lower bounds, "
+            f"as waiting for {ranks} counts as transfer."
+        )
 
 
 def _dated(verdict: Verdict, work: WorkStatistics) -> Verdict:

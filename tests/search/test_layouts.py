@@ -124,7 +124,7 @@ def test_a_reach_without_a_measured_bandwidth_is_not_predicted() -> None:
 
     assert found.not_known
     assert all("no bandwidth between nodes was measured" in sentence for sentence in found.not_known)
-    assert {one.layout.tp for one in found.candidates} == {1, 4}  # 8 would be between nodes
+    assert (found.best, found.ties, found.candidates) == ((), (), ())  # each sends something between nodes
 
 
 @pytest.mark.parametrize("is_bound", [True, False])

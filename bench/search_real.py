@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from commtrace.search.reliability import ORDER_HELD, PairsInOrder
+from commtrace.planning.search.reliability import ORDER_HELD, PairsInOrder
 
 GLOBAL_BATCH: Final = 8
 LAYERS: Final = 8

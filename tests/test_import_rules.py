@@ -74,9 +74,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # before a run
     "planning": frozenset({"errors", "schedule", "trace", "analysis"}),
     "benchmarks": BASE | {"launchers", "identity", "analysis"},
-    "search": frozenset({"errors", "schedule", "trace", "analysis", "planning"}),
     # the files of other systems: nothing that serves everybody is built on them
-    "interchange": frozenset({"errors", "schedule", "trace", "analysis", "planning", "search"}),
+    "interchange": frozenset({"errors", "schedule", "trace", "analysis", "planning"}),
     "exporters": BASE
     | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "deadline"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
@@ -98,7 +97,6 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "synth",
         "planning",
         "benchmarks",
-        "search",
         "exporters",
         "viewer",
         "recorded_run",
@@ -116,7 +114,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 
 WITHOUT_TORCH: Final = (
     "errors", "byte_sizes", "schedule", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "findings", "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning", "search",
+    "findings", "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning",
     "live", "top", "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip
 

@@ -28,10 +28,10 @@ from commtrace.planning.model import Model
 from commtrace.planning.plan import plan_notes
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
-from commtrace.search.costs import measure_costs
-from commtrace.search.layouts import search_layouts
-from commtrace.search.links import given_bandwidths
-from commtrace.search.prediction import Predictor
+from commtrace.planning.search.costs import measure_costs
+from commtrace.planning.search.layouts import search_layouts
+from commtrace.planning.search.links import given_bandwidths
+from commtrace.planning.search.prediction import Predictor
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 
 _FILES: Final = (".json", ".yaml", ".yml")

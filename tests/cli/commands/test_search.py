@@ -17,7 +17,7 @@ from commtrace.planning.model import Model
 from commtrace.synth import Fault
 from tests.interchange.aceso.aceso_files import configuration, small_profile
 from tests.json_schemas import errors
-from tests.search.synthetic import LAYOUT, MODEL, record
+from tests.planning.search.synthetic import LAYOUT, MODEL, record
 
 
 def run_search(*words: object) -> Result:

@@ -14,16 +14,16 @@ from commtrace.planning.communication import GRADIENT_NORM, Traffic, stage_traff
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
+from commtrace.planning.search.candidates import candidates, fitting_model
+from commtrace.planning.search.layouts import search_layouts
+from commtrace.planning.search.links import Bandwidth, Links, RoleReach, given_bandwidths, measured_links
+from commtrace.planning.search.megatron import megatron_arguments
+from commtrace.planning.search.prediction import PredictedLayout, Predictor
+from commtrace.planning.search.reliability import can_be_ranked, kinds_of_change
 from commtrace.planning.times import measure_communication
-from commtrace.search.candidates import candidates, fitting_model
-from commtrace.search.layouts import search_layouts
-from commtrace.search.links import Bandwidth, Links, RoleReach, given_bandwidths, measured_links
-from commtrace.search.megatron import megatron_arguments
-from commtrace.search.prediction import PredictedLayout, Predictor
-from commtrace.search.reliability import can_be_ranked, kinds_of_change
 from tests.factory import collective, group, make_run, span
 from tests.json_reading import read_back
-from tests.search.exact_costs import BETWEEN, COSTS, GIB, LAYOUT, MODEL, WITHIN, exact
+from tests.planning.search.exact_costs import BETWEEN, COSTS, GIB, LAYOUT, MODEL, WITHIN, exact
 
 
 @pytest.mark.parametrize(("memory_gib", "top"), [(80, 5), (3, 3), (1.5, 8)])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from commtrace.planning.layout import Layout
-from commtrace.search.prediction import Assumptions
+from commtrace.planning.search.prediction import Assumptions
 
 ENOUGH: Final = 2 / 3
 """Share of pairs in the right order from which an order is shown."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
-from commtrace.search.candidates import candidates
-from commtrace.search.prediction import PredictedLayout, Predictor
-from commtrace.search.reliability import ORDER_HELD, can_be_ranked, kinds_of_change
+from commtrace.planning.search.candidates import candidates
+from commtrace.planning.search.prediction import PredictedLayout, Predictor
+from commtrace.planning.search.reliability import ORDER_HELD, can_be_ranked, kinds_of_change
 from commtrace.trace.json_values import JsonObject
 
 

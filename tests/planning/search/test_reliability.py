@@ -8,10 +8,10 @@ from itertools import combinations
 from pathlib import Path
 
 from commtrace.planning.layout import Layout
-from commtrace.search.prediction import Assumptions
-from commtrace.search.reliability import ORDER_HELD, PairsInOrder, can_be_ranked, kinds_of_change
+from commtrace.planning.search.prediction import Assumptions
+from commtrace.planning.search.reliability import ORDER_HELD, PairsInOrder, can_be_ranked, kinds_of_change
 
-RESULTS = Path(__file__).resolve().parents[2] / "bench" / "RESULTS.md"
+RESULTS = Path(__file__).resolve().parents[3] / "bench" / "RESULTS.md"
 COLUMNS = ["layout", "predicted, ms", "measured, ms", "error", "between rounds", "assumed", "kind of change"]
 RUN = Layout(pp=2, dp=2, microbatches=4)
 

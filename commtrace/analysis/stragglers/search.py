@@ -17,7 +17,6 @@ import numpy as np
 from commtrace.analysis.breakdown.states import REPLAY
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.matching.stages import are_told, not_told
@@ -39,6 +38,7 @@ from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
 from commtrace.analysis.stragglers.uneven_stages import UnevenStages, uneven_stages
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 

@@ -14,7 +14,6 @@ import numpy as np
 from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, Ending, find_endings
 from commtrace.analysis.matching.arrivals import reports_activity
 from commtrace.analysis.matching.match import Matches
@@ -26,6 +25,7 @@ from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.findings.causes import HOST, OF_DIVISION, RANKS
+from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
 from commtrace.trace.files.locate import find_run_directory

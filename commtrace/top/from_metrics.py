@@ -24,12 +24,12 @@ import msgspec
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.stragglers.limits import SUMS
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.deadline import Deadline
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.causes import HOST, RANKS
+from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.redaction import http_reason, redacted_url
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
 from commtrace.trace.inputs import all_printable, decode_json

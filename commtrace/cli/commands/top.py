@@ -16,13 +16,13 @@ from rich.live import Live
 from rich.text import Text
 
 from commtrace.analysis.clocks.time_of_day import clock_time
-from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.verdict import format_since_step
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.causes import format_cause
+from commtrace.findings.finding import format_since_step
+from commtrace.findings.formatting import format_duration
 from commtrace.top.frame import MOST_STEPS, URGENT, Frame, RankRow, Slow, choose_ranks
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines

@@ -223,10 +223,10 @@ class Instrumentation:
         if peak_memory is not None:
             self.tracer.guard.on_failure(PEAK_MEMORY, peak_memory.uninstall)
             self._install(PEAK_MEMORY, peak_memory.install, peak_memory.uninstall)
-        waiting = self._synchronizations
-        if waiting is not None:
-            self.tracer.guard.on_failure(SYNCHRONIZATIONS, waiting.uninstall)
-            self._install(SYNCHRONIZATIONS, waiting.install, waiting.uninstall)
+        synchronizations = self._synchronizations
+        if synchronizations is not None:
+            self.tracer.guard.on_failure(SYNCHRONIZATIONS, synchronizations.uninstall)
+            self._install(SYNCHRONIZATIONS, synchronizations.install, synchronizations.uninstall)
         if self._replays is not None and self._warm_ups is not None:
             self.tracer.guard.on_failure(warm_ups.PART, self._warm_ups.uninstall)
             self._install(replays.PART, self._replays.install, self._replays.uninstall)
@@ -424,8 +424,8 @@ class Instrumentation:
         directory = identity.own_directory(self.config, found, self._files, self._identity.predecessors)
         metadata = identity.collect(self.config, found)
         self._marks.world = metadata.world
-        own = GroupMember(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
-        self._marks.members = GroupMeetings(self.tracer.groups, own)
+        member = GroupMember(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
+        self._marks.members = GroupMeetings(self.tracer.groups, member)
         if metadata.rank == 0 and metadata.attempt == 0 and self._files.call(holds_a_recording, directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "

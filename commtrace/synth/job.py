@@ -105,7 +105,7 @@ class Job:
     dp: int = 1
     cp: int = 1
     ep: int = 1  # taken from the data-parallel (and context-parallel) ranks
-    chunks: int = 1  # v, model chunks per stage; more than one only with the interleaved schedule
+    chunks: int = 1  # v, model chunks per stage
     microbatches: int = 8  # m, per replica and step
     steps: int = 10
     schedule: str = ""  # any name of one that can be written; "": see order

@@ -5,7 +5,7 @@
 >>> [str(action) for action in orders("1f1b", stages=2, microbatches=2)[0]]
 ['F0', 'F1', 'B0', 'B1']
 >>> recognise([["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]], chunks=1)
-Recognised(name='1f1b', reason='')
+RecognisedSchedule(name='1f1b', reason='')
 
 Sources: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters" (SC 2021), section 2.2, for
 1F1B and its interleaved form; Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR 2024) for those whose backward is
@@ -259,14 +259,14 @@ def bubble(name: str, stages: int, microbatches: int, chunks: int = 1) -> Bubble
     return Bubble(idle / (work + idle), idle / work)
 
 
-class Recognised(NamedTuple):
+class RecognisedSchedule(NamedTuple):
     """A schedule's name; ``reason`` says why it is ``unknown``."""
 
     name: str
     reason: str = ""
 
 
-def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Recognised:
+def recognise(orders: Sequence[Sequence[str]], chunks: int) -> RecognisedSchedule:
     """Return the schedule of one step, given ``chunks`` per stage.
 
     ``orders`` has per stage, ascending: ``F3`` and ``B3``, forward and backward of microbatch 3; ``I`` and ``W``, a
@@ -279,21 +279,23 @@ def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Recognised:
     """
     kinds = ["".join(action[0] for action in order) for order in orders]
     if any(FORWARD not in order or not {BACKWARD, INPUT} & set(order) for order in kinds):
-        return Recognised(UNKNOWN, "A stage without a forward or without a backward was recorded.")
+        return RecognisedSchedule(UNKNOWN, "A stage without a forward or without a backward was recorded.")
     if any(WEIGHTS in order for order in kinds):
-        return Recognised(_with_weights_apart(orders, kinds, chunks))
+        return RecognisedSchedule(_with_weights_apart(orders, kinds, chunks))
     counts = {(order.count(FORWARD), order.count(BACKWARD)) for order in kinds}
     if len(counts) > 1:
-        return Recognised(UNKNOWN, "The stages run different numbers of forwards or backwards in a step.")
+        return RecognisedSchedule(UNKNOWN, "The stages run different numbers of forwards or backwards in a step.")
     ((forwards, backwards),) = counts
     if forwards != backwards:
-        return Recognised(UNKNOWN, f"A step has {forwards} forwards and {backwards} backwards.")
+        return RecognisedSchedule(UNKNOWN, f"A step has {forwards} forwards and {backwards} backwards.")
     if forwards == chunks:
-        return Recognised(UNKNOWN, "With a single microbatch all schedules are alike.")
+        return RecognisedSchedule(UNKNOWN, "With a single microbatch all schedules are alike.")
     ahead = [_forwards_ahead(order) for order in kinds]
     if any(lead is None for lead in ahead):
         stage = ahead.index(None)
-        return Recognised(UNKNOWN, f"Stage {stage} runs {_abbreviated(kinds[stage])}, which no known schedule does.")
+        return RecognisedSchedule(
+            UNKNOWN, f"Stage {stage} runs {_abbreviated(kinds[stage])}, which no known schedule does."
+        )
     return _by_lead([lead or 0 for lead in ahead], forwards, chunks)
 
 
@@ -333,21 +335,21 @@ def _leads(name: str, stages: int, forwards: int, chunks: int = 1, group: int = 
     ]
 
 
-def _by_lead(ahead: list[int], forwards: int, chunks: int) -> Recognised:
+def _by_lead(ahead: list[int], forwards: int, chunks: int) -> RecognisedSchedule:
     stages = len(ahead)
     if chunks == 1 and ahead == _leads(ONE_F_ONE_B, stages, forwards):
-        return Recognised(ONE_F_ONE_B)
+        return RecognisedSchedule(ONE_F_ONE_B)
     # Megatron-core lets groups of more than p microbatches pass a chunk, and runs one forward more if messages overlap.
     if chunks > 1 and any(
         ahead == _leads(INTERLEAVED, stages, forwards, chunks, group, extra)
         for group in range(stages, forwards // chunks + 1)
         for extra in (0, 1)
     ):
-        return Recognised(INTERLEAVED)
+        return RecognisedSchedule(INTERLEAVED)
     if ahead == [forwards - 1] * stages:
-        return Recognised(with_chunks(GPIPE, chunks))
+        return RecognisedSchedule(with_chunks(GPIPE, chunks))
     leads = ", ".join(map(str, ahead))
-    return Recognised(
+    return RecognisedSchedule(
         UNKNOWN, f"The stages run {leads} forwards ahead of their first backward: no known schedule does."
     )
 

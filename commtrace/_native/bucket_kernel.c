@@ -15,9 +15,9 @@ typedef struct {
     PyObject *backends;   /* the keys behind ours */
     PyObject *slow;
     PyObject *group_of, *work_of; /* take a process group, and a Work, out of the box in which torch hands them to kernels */
-} Kernel;
+} BucketKernel;
 
-static PyObject *run_next(const Kernel *kernel, PyObject *arguments) {
+static PyObject *run_next(const BucketKernel *kernel, PyObject *arguments) {
     Py_ssize_t num_arguments = PyTuple_Size(arguments);
     PyObject *keys = PyNumber_And(PyTuple_GetItem(arguments, KEYS), kernel->backends);
     PyObject *passed = keys == NULL ? NULL : PyTuple_New(num_arguments);
@@ -48,7 +48,7 @@ static PyObject *only_tensor(PyObject *tensors) {
 }
 
 /* The group in a box, a new reference; NULL where Python must look, or with an exception. */
-static Group *group_in(const Kernel *kernel, PyObject *box) {
+static Group *group_in(const BucketKernel *kernel, PyObject *box) {
     PyObject *process_group = PyObject_CallFunctionObjArgs(kernel->group_of, box, NULL);
     if (process_group == NULL) {
         return NULL;
@@ -63,7 +63,7 @@ static Group *group_in(const Kernel *kernel, PyObject *box) {
 }
 
 /* What is ours before a call: SLOW, maybe with an exception, for what is no bucket, or is uncommon. */
-static Call before(const Kernel *kernel, PyObject *arguments, int64_t *task) {
+static Call before(const BucketKernel *kernel, PyObject *arguments, int64_t *task) {
     Call call = new_call();
     if (is_inside && !futures_are_watched()) { /* counted where it was called */
         call.way = PASS;
@@ -86,7 +86,7 @@ static Call before(const Kernel *kernel, PyObject *arguments, int64_t *task) {
     return call;
 }
 
-static void after(const Kernel *kernel, Call *call, int64_t task, PyObject *result) {
+static void after(const BucketKernel *kernel, Call *call, int64_t task, PyObject *result) {
     bool is_sent = result != NULL && call->session == session && buckets_are_watched();
     if (!is_sent || call->way != RECORD) {
         call->is_counted = call->is_counted && result == NULL; /* refused: the number is free, as it is on the other ranks */
@@ -104,7 +104,7 @@ static void after(const Kernel *kernel, Call *call, int64_t task, PyObject *resu
     Py_CLEAR(call->group);
 }
 
-static PyObject *call_natively(const Kernel *kernel, PyObject *arguments, bool *is_slow) {
+static PyObject *call_natively(const BucketKernel *kernel, PyObject *arguments, bool *is_slow) {
     int64_t task = NOT_APPLICABLE;
     Call call = before(kernel, arguments, &task);
     *is_slow = call.way == SLOW;
@@ -127,7 +127,7 @@ static PyObject *call_natively(const Kernel *kernel, PyObject *arguments, bool *
 }
 
 static PyObject *kernel_call(PyObject *self, PyObject *arguments, PyObject *keywords) {
-    const Kernel *kernel = (const Kernel *)self;
+    const BucketKernel *kernel = (const BucketKernel *)self;
     bool is_slow = true;
     PyObject *result = NULL;
     Py_INCREF(self); /* what the call does may take the kernel out */
@@ -144,7 +144,7 @@ static PyObject *kernel_call(PyObject *self, PyObject *arguments, PyObject *keyw
     return result;
 }
 
-static PyObject **fields_of(Kernel *kernel, int i) {
+static PyObject **fields_of(BucketKernel *kernel, int i) {
     PyObject **fields[] = {&kernel->redispatch, &kernel->backends, &kernel->slow, &kernel->group_of, &kernel->work_of};
     return fields[i];
 }
@@ -159,7 +159,7 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *arguments, PyObject *k
         return NULL;
     }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Kernel *kernel = (Kernel *)allocate(type, 0);
+    BucketKernel *kernel = (BucketKernel *)allocate(type, 0);
     for (int i = 0; kernel != NULL && i < NUM_FIELDS; i++) {
         Py_INCREF(given[i]);
         *fields_of(kernel, i) = given[i];
@@ -170,14 +170,14 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *arguments, PyObject *k
 static int kernel_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     for (int i = 0; i < NUM_FIELDS; i++) {
-        Py_VISIT(*fields_of((Kernel *)self, i));
+        Py_VISIT(*fields_of((BucketKernel *)self, i));
     }
     return 0;
 }
 
 static int kernel_clear(PyObject *self) {
     for (int i = 0; i < NUM_FIELDS; i++) {
-        Py_CLEAR(*fields_of((Kernel *)self, i));
+        Py_CLEAR(*fields_of((BucketKernel *)self, i));
     }
     return 0;
 }
@@ -189,14 +189,14 @@ static PyType_Slot kernel_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec kernel_spec = {"commtrace._native.core.Kernel", sizeof(Kernel), 0,
+static PyType_Spec kernel_spec = {"commtrace._native.core.BucketKernel", sizeof(BucketKernel), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kernel_slots};
 
-int kernels_init(PyObject *module) {
+int bucket_kernel_init(PyObject *module) {
     const InternedName names[] = {{&name_is_meta, "is_meta"}};
     if (!intern_names(names, sizeof names / sizeof names[0])) {
         return -1;
     }
     PyObject *kernel_type = PyType_FromSpec(&kernel_spec);
-    return kernel_type == NULL ? -1 : PyModule_AddObject(module, "Kernel", kernel_type);
+    return kernel_type == NULL ? -1 : PyModule_AddObject(module, "BucketKernel", kernel_type);
 }

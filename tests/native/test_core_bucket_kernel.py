@@ -42,7 +42,7 @@ class Dispatcher:
             begin_backward=self.begun.append, all_reduce=-1, operation=0, name=0,
         )  # fmt: skip
         core.core.watch_reducer(True, False)
-        self.kernel = core.core.Kernel(
+        self.kernel = core.core.BucketKernel(
             self.redispatch, BACKENDS, self.slow_kernel, lambda box: box[0], lambda box: self.work_of(box)
         )
 
@@ -145,28 +145,30 @@ def counted_but_with_a_future_to_wait_for(dispatcher: Dispatcher) -> None:
         in_a_bracket, without_a_reducer, a_tensor_of_another_class, counted_but_with_a_future_to_wait_for,
     ],
 )  # fmt: skip
-def test_what_is_no_bucket_is_pythons(dispatcher: Dispatcher, call: Callable[[Dispatcher], None]) -> None:
+def test_calls_that_are_no_bucket_are_left_to_python(
+    dispatcher: Dispatcher, call: Callable[[Dispatcher], None]
+) -> None:
     call(dispatcher)
     assert [len(calls) for calls in (dispatcher.slow, dispatcher.passed, dispatcher.core.errors)] == [1, 1, 0]
     assert dispatcher.core.counters.launched == 0
     assert dispatcher.rows() == []
 
 
-def test_other_forms_of_a_call_are_pythons(dispatcher: Dispatcher) -> None:
+def test_other_forms_of_a_call_are_left_to_python(dispatcher: Dispatcher) -> None:
     dispatcher.call(timeout=3)
     with pytest.raises(IndexError):  # as Python's says of it
         dispatcher.kernel()
     assert (len(dispatcher.slow), dispatcher.core.errors, dispatcher.rows()) == (2, [], [])
 
 
-def test_what_was_counted_passes_by(dispatcher: Dispatcher) -> None:
+def test_counted_calls_pass_by(dispatcher: Dispatcher) -> None:
     dispatcher.core.core.set_inside(True)
     dispatcher.call()
     dispatcher.core.core.set_inside(False)
     assert (len(dispatcher.passed), dispatcher.slow, dispatcher.core.counters.launched) == (1, [], 0)
 
 
-def test_what_is_refused_takes_no_number(dispatcher: Dispatcher) -> None:
+def test_a_refused_call_takes_no_number(dispatcher: Dispatcher) -> None:
     refused = RefusedError("no")
 
     def refuse() -> None:
@@ -210,7 +212,7 @@ def test_a_recording_may_end_within_a_call(dispatcher: Dispatcher) -> None:
     assert references(dispatcher.core) == before
 
 
-def test_errors_of_ours_are_told_and_those_that_end_the_program_go_through(dispatcher: Dispatcher) -> None:
+def test_errors_of_ours_are_reported_and_those_that_end_the_program_go_through(dispatcher: Dispatcher) -> None:
     broken, ending = ValueError("broken"), KeyboardInterrupt()
 
     def raising(error: BaseException) -> Callable[[Any], Any]:

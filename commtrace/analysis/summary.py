@@ -109,6 +109,7 @@ class Summary:
     modules: tuple[ModuleTime, ...]  # longest first
     pipeline: Pipeline | None
     peak_memory: tuple[RankMemory, ...]  # of the whole recording; without ranks that train on no device
+    together_ns: float  # what a step would save without everything that is slow
     coverage: Coverage
     missing: int | None  # communications without a trace, by their numbers; None if only some steps were asked for
     findings: tuple[Finding, ...]  # what is slow, costliest first, then lost time, then what could not be judged
@@ -188,6 +189,7 @@ def summarise_measured(
         modules=totals.modules,
         pipeline=replayed.pipeline,
         peak_memory=peak_memory(recorded),
+        together_ns=judgement.together_ns,
         coverage=totals.captured.coverage(ranks_of_run),
         missing=missing_numbers(recorded, measured.counts) if is_whole else None,
         findings=listed,

@@ -401,10 +401,11 @@ def print_slow(
     console: Console,
     findings: Sequence[Finding],
     *,
+    together_ns: float,
     on_gpu: bool = False,
     nodes: Sequence[NodesOfFinding] | None = None,
 ) -> None:
-    """Print what slows the job, the costliest first, with GPU-hours if ``on_gpu``.
+    """Print what slows the job, the costliest first, with GPU-hours if ``on_gpu``, and what a step saves without it.
 
     ``nodes`` has the devices of each finding and how to keep them out of the next job; with it, print the advice.
     """
@@ -424,6 +425,9 @@ def print_slow(
                 _print_indented(console, text)
             _print_indented(console, finding.advice, style="bold")
         console.print()
+    if len(findings) > 1:
+        at_least = "at least " if any(finding.cost_is_bound for finding in findings) else ""
+        console.print(f"Together they cost {at_least}{milliseconds(together_ns)} ms per step.\n")
 
 
 def _print_indented(console: Console, text: str, style: str | None = None) -> None:

@@ -8,7 +8,7 @@ A rank that waits for a slow one is never named: waiting is no duration in a rep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -40,6 +40,7 @@ from commtrace.analysis.stragglers.uneven_stages import UnevenStages, uneven_sta
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import JOB, RANKS
 from commtrace.findings.finding import Finding, not_judged, ranked
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -261,7 +262,8 @@ def judge_stragglers(
         abstentions = (not_judged(RANKS, not_told(classes)), *abstentions)
     elif not has_peers and not slow and not others.findings:
         abstentions = (not_judged(RANKS, NO_PEERS), *undecided)
-    abstentions += tuple(not_judged(RANKS, sentence) for sentence in measured.replayed_share.sentences())
+    replayed = measured.replayed_share.sentences()
+    abstentions = (*_on_missing_ranks(run), *abstentions, *(not_judged(RANKS, sentence) for sentence in replayed))
     ordered = sorted([*slow, *others.findings], key=lambda finding: -(finding.cost_ns or 0.0))
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""
@@ -272,6 +274,17 @@ def judge_stragglers(
         waited_for = most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
     dated = tuple(_dated(finding, work) for finding in ordered)
     return Judgement(dated, abstentions, work.replay_error, together_ns, waited_for)
+
+
+def _on_missing_ranks(run: Run) -> Iterator[Finding]:
+    missing = set(range(run.world_size)) - set(run.ranks)
+    if missing:
+        ranks, were = format_ranks(missing), "was" if len(missing) == 1 else "were"
+        yield not_judged(
+            RANKS,
+            f"{ranks.capitalize()} {were} not compared: no complete step was recorded there. Costs are lower bounds, "
+            f"as waiting for {ranks} counts as transfer.",
+        )
 
 
 def _dated(finding: Finding, work: WorkStatistics) -> Finding:

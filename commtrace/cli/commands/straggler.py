@@ -31,7 +31,7 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.commands.history import keep_analysis
-from commtrace.cli.output import milliseconds, wide_console
+from commtrace.cli.output import wide_console
 from commtrace.cli.views import print_awaited, print_basis, print_slow, run_line, step_attempts_lines
 from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
@@ -117,10 +117,8 @@ def _print(console: Console, report: StragglerReport) -> None:
         console.print(f"[bold]{_verdict(report)}[/]")
     for line in step_attempts_lines(report.repeated_steps, report.attempt):
         console.print(escape(line))
-    print_slow(console, judgement.slow, on_gpu=report.on_gpu, nodes=report.nodes)
-    if len(judgement.slow) > 1:
-        together = milliseconds(judgement.together_ns)
-        console.print(f"Together they cost {together} ms per step.\n")
+    together_ns = judgement.together_ns
+    print_slow(console, judgement.slow, together_ns=together_ns, on_gpu=report.on_gpu, nodes=report.nodes)
     for finding in judgement.not_judged:
         console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
     if judgement.waited_for:

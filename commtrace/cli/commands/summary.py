@@ -74,7 +74,7 @@ from commtrace.cli.views import (
 from commtrace.cli.worlds import job_to_json, print_job, worlds_of_job
 from commtrace.findings.finding import NOT_JUDGED
 from commtrace.findings.formatting import format_ranges
-from commtrace.installation import own_command
+from commtrace.recording.installation import own_command
 from commtrace.trace.json_values import to_json
 
 
@@ -165,7 +165,7 @@ def print_summary(
     for line in _header(summary):
         console.print(line)
     console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
-    print_slow(console, summary.slow)
+    print_slow(console, summary.slow, together_ns=summary.together_ns)
     slow = (rank for finding in summary.slow for rank in finding.ranks)
     for line in moved_ranks_lines(slow, summary.run.earlier_attempts):
         console.print(escape(line))

@@ -19,13 +19,15 @@ import numpy as np
 
 from commtrace.analysis.replay.step_statistics import LinkTraffic
 from commtrace.analysis.statistics import Float64
-from commtrace.analysis.stragglers.costs import Occurrence
+from commtrace.analysis.stragglers.evidence import one_pauses_longer, several_pause_longer
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
 from commtrace.analysis.stragglers.normal import PAST, Usual, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
-from commtrace.analysis.stragglers.places import RankPlace, group_by_place
-from commtrace.findings.causes import MEANT, PAUSES
-from commtrace.live.monitoring.findings import Since
+from commtrace.analysis.stragglers.places import RankPlace, format_place, group_by_place
+from commtrace.findings.causes import MEANT, PAUSES, advice
+from commtrace.findings.finding import SLOW, Finding, Member, Occurrence, finding_id
+from commtrace.live.monitoring.since import Since
+from commtrace.live.monitoring.slow_now import MOST_MEMBERS, format_rank
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport
 
 _WINDOWS_WELL: Final = 16
@@ -96,18 +98,6 @@ class RankPauses(NamedTuple):
         return self.cause
 
 
-class SlowPauses(NamedTuple):
-    """Ranks that pause longer than their peers, the one that loses most first."""
-
-    place: str
-    cause: str
-    members: tuple[RankPauses, ...]
-    cost_ns: float  # per step, of all of them
-    steps: int  # of that mean
-    when: Occurrence
-    since: Since  # the step of the first pause
-
-
 class _Window(NamedTuple):
     number: int
     steps: int
@@ -116,19 +106,23 @@ class _Window(NamedTuple):
 
 
 class PauseMemory:
-    """The pauses of all ranks in single steps. Not thread-safe."""
+    """The pauses of all ranks of a job in single steps. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
         self._windows: dict[int, deque[_Window]] = {}
 
-    def take(self, reports: Sequence[WindowReport]) -> list[SlowPauses]:
-        """Take windows with steps, and return the sets of ranks that pause longer than their peers and still do."""
+    def take(self, reports: Sequence[WindowReport]) -> list[Finding]:
+        """Take windows with steps, and return the sets of ranks that pause longer than their peers and still do.
+
+        The rank that loses most is the first of a set.
+        """
         for one in reports:
             own = self._windows.setdefault(one.rank, deque(maxlen=_WINDOWS_OF_PAUSES))
             own.append(_Window(one.window, one.steps, one.last_step, one.pauses))
         return [found for kind in map(WORK.index, PAUSES) for found in self._judge(reports, kind)]
 
-    def _judge(self, reports: Sequence[WindowReport], kind: int) -> Iterator[SlowPauses]:
+    def _judge(self, reports: Sequence[WindowReport], kind: int) -> Iterator[Finding]:
         if not any(pause.work == kind for one in reports for own in self._windows[one.rank] for pause in own.pauses):
             return
         steps = np.array([sum(own.steps for own in self._windows[one.rank]) for one in reports])
@@ -155,27 +149,56 @@ class PauseMemory:
             RankPauses(int(judged.rank[at]), WORK[kind], float(mean[at]), float(judged.normal_ns[at])) for at in slow
         ]
         places = {one.rank: RankPlace(one.host, one.tensor_group) for one in reports}
-        most_steps = int(steps.max())
+        most_steps, step_ns = int(steps.max()), float(np.median(duration))
         limits = Thresholds()
-        least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * float(np.median(duration)))
+        least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * step_ns)
         for one_set in group_by_place(places, members):
             own = sorted(one_set.members, key=lambda one: (-one.excess_ns, one.rank))
-            found = self._together(one_set.place, kind, own, most_steps)
-            if found.cost_ns >= least_ns:
-                yield found
+            cost_ns, when = self._cost(kind, own, most_steps)
+            if cost_ns >= least_ns:
+                yield self._together(places, one_set.place, kind, own, cost_ns, step_ns, when)
 
-    def _together(self, place: str, kind: int, members: Sequence[RankPauses], steps: int) -> SlowPauses:
+    def _together(
+        self,
+        places: Mapping[int, RankPlace],
+        place: str,
+        kind: int,
+        members: Sequence[RankPauses],
+        cost_ns: float,
+        step_ns: float,
+        when: Occurrence,
+    ) -> Finding:
+        ranks, cause = tuple(one.rank for one in members), WORK[kind]
+        first = min((pause for rank in ranks for pause in self._pauses(rank, kind)), key=lambda one: one.begin_ns)
+        finding = Finding(
+            id=finding_id(SLOW, place, cause, ranks),
+            kind=SLOW,
+            place=place,
+            cause=cause,
+            who=format_place(places, place, sorted(ranks)),
+            ranks=ranks,
+            hosts=tuple(dict.fromkeys(places[rank].host for rank in ranks)),
+            members=tuple(
+                Member(one.rank, places[one.rank].host, one.excess_ns) for one in members[:MOST_MEMBERS]
+            ),
+            occurrence=when,
+            cost_ns=cost_ns,
+            share=cost_ns / max(step_ns, 1.0),
+            gpu_hours_per_day=cost_ns / max(step_ns, 1.0) * 24 * self._world_size,
+            evidence=_evidence(places, place, members),
+            advice=advice(cause, len(ranks), place),
+        )
+        return Since(first.step, first.begin_ns / 1e9).of(finding)
+
+    def _cost(self, kind: int, members: Sequence[RankPauses], steps: int) -> tuple[float, Occurrence]:
+        """Return what some ranks that pause together cost per step, and the steps in which they do."""
         lost_ns: dict[int, float] = {}
         total_ns = 0
         for one in members:
             for pause in self._pauses(one.rank, kind):
                 lost_ns[pause.step] = max(lost_ns.get(pause.step, 0.0), pause.ns * one.excess_ns / one.mean_ns)
                 total_ns += pause.ns
-        cost_ns, spread = _cost(sorted(lost_ns.items()), steps)
-        when = Occurrence(tuple(sorted(lost_ns)), total_ns, steps)
-        first = min((pause for one in members for pause in self._pauses(one.rank, kind)), key=lambda one: one.begin_ns)
-        since = Since(first.step, first.begin_ns / 1e9)
-        return SlowPauses(place, WORK[kind], tuple(members), cost_ns, spread, when, since)
+        return _cost_per_step(sorted(lost_ns.items()), steps), Occurrence(tuple(sorted(lost_ns)), total_ns, steps)
 
     def _by_step(self, reports: Sequence[WindowReport], kind: int, num_steps: int) -> Float64:
         """Return the pauses of each rank in each remembered step, ns; steps without one are at the end."""
@@ -202,12 +225,20 @@ class PauseMemory:
         return newest.last_step - steps[-1] <= _LATE * between
 
 
-def _cost(lost_ns: Sequence[tuple[int, float]], steps: int) -> tuple[float, int]:
-    """Return the cost per step, and the number of steps of that mean.
+def _evidence(places: Mapping[int, RankPlace], place: str, members: Sequence[RankPauses]) -> str:
+    cause, excess_ms = members[0].cause, [one.excess_ns / 1e6 for one in members]
+    if len(members) > 1:
+        return several_pause_longer(places, place, cause, [one.rank for one in members], excess_ms)
+    where = format_rank(places, members[0].rank)
+    return f"{one_pauses_longer(where, cause, members[0].mean_ns / 1e6, excess_ms[0])}."
+
+
+def _cost_per_step(lost_ns: Sequence[tuple[int, float]], steps: int) -> float:
+    """Return the cost of pauses per step: up to the next one, of a single one over all ``steps``.
 
     ``lost_ns`` has the steps with a pause, ascending, and the time lost in each.
     """
     if len(lost_ns) == 1:
-        return lost_ns[0][1] / max(steps, 1), steps
+        return lost_ns[0][1] / max(steps, 1)
     between = lost_ns[-1][0] - lost_ns[0][0]
-    return sum(ns for _, ns in lost_ns[1:]) / max(between, 1), between
+    return sum(ns for _, ns in lost_ns[1:]) / max(between, 1)

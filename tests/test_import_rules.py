@@ -65,19 +65,19 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "findings", "schedule", "trace"}),
     "tables": frozenset({"trace", "analysis"}),
-    "plots": frozenset({"errors", "trace", "analysis"}),
+    "plots": frozenset({"errors", "trace", "analysis", "findings"}),
     "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
     "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
     "top": frozenset({"deadline", "errors", "trace", "analysis", "findings", "redaction"}),
     "history": frozenset({"errors", "trace", "analysis", "findings"}),
     "synth": frozenset({"errors", "schedule", "trace"}),
     # before a run
-    "planning": frozenset({"errors", "schedule", "trace", "analysis"}),
-    "benchmarks": BASE | {"launchers", "identity", "analysis"},
+    "planning": frozenset({"errors", "schedule", "trace", "analysis", "findings"}),
+    "benchmarks": BASE | {"launchers", "identity", "analysis", "findings"},
     # the files of other systems: nothing that serves everybody is built on them
     "interchange": frozenset({"errors", "schedule", "trace", "analysis", "planning"}),
     "exporters": BASE
-    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "deadline"},
+    | {"process_end", "side_process", "options", "recorder", "analysis", "findings", "live", "redaction", "deadline"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
     "cli": BASE
     | {

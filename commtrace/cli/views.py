@@ -19,7 +19,6 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.communication.baseline_share import BaselineShare, whole_share
 from commtrace.analysis.communication.table import Communication
-from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks
 from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
@@ -27,7 +26,7 @@ from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.report import NodesOfVerdict
-from commtrace.analysis.stragglers.verdict import Stretch, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict, VerdictStretch
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
@@ -44,6 +43,7 @@ from commtrace.cli.output import (
 )
 from commtrace.findings.causes import HOST, LINK, OF_A_NODE, PAUSES, format_cause
 from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
+from commtrace.findings.formatting import format_duration, format_ranges, format_ranks
 
 _MOST_SHARES: Final = 20
 
@@ -462,7 +462,7 @@ def _stretches(straggler: Verdict) -> str:
     return f"Slow in steps {', '.join(listed)}" + (f" and {more} more stretches" if more else "") + "."
 
 
-def _at(stretch: Stretch) -> str:
+def _at(stretch: VerdictStretch) -> str:
     if stretch.since_ns is None or stretch.until_ns is None:
         return ""
     return f", {date_and_time(stretch.since_ns, stretch.until_ns)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from commtrace.analysis.communication.baseline import NetworkBaseline
-from commtrace.analysis.formatting import format_ranges, ranges
+from commtrace.findings.formatting import format_ranges, ranges
 from commtrace.plots.style import COLOURS, MICROBATCH_COLOURS, Plot, new_plot
 
 _MARKERS: Final = "os^vDPX*<>"

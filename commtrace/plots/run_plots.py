@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.step_totals import time_totals
 from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.timeline import Timeline, step_durations, typical_step
 from commtrace.analysis.windows.run import LargeRun, WholeRun
 from commtrace.errors import ConfigurationError
+from commtrace.findings.formatting import format_ranges, ranges
 from commtrace.plots.breakdown import By, draw_breakdown
 from commtrace.plots.heat_map import SLOWNESS, draw_heat_map
 from commtrace.plots.style import Plot

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace import schema
 from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group

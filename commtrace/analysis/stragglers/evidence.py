@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.late_hosts import LaunchLateness
@@ -21,6 +20,7 @@ from commtrace.analysis.stragglers.places import RankPlace, places_of
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CAUSES, HOST, MEANT, PAUSES, RANKS, format_cause
+from commtrace.findings.formatting import format_ranks, format_spread
 from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
 

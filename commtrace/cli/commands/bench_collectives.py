@@ -17,7 +17,6 @@ from rich.table import Table
 from commtrace.analysis.communication.baseline import Measurement, NetworkBaseline
 from commtrace.analysis.communication.links import SlowTraffic, find_slow_links
 from commtrace.analysis.communication.rates import parse_rate
-from commtrace.analysis.formatting import format_ranks
 from commtrace.benchmarks.expectations import ALL_GROUPS, USUAL, ExpectedShare, Rate, decisive, shares
 from commtrace.benchmarks.groups import WORDS, choose_groups
 from commtrace.benchmarks.job import BenchmarkJob, join
@@ -34,6 +33,7 @@ from commtrace.cli.output import (
     wide_console,
 )
 from commtrace.errors import ConfigurationError
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.json_values import to_json
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.stragglers.list_of_findings import findings_of_run
@@ -32,6 +31,7 @@ from commtrace.cli.output import UNKNOWN, milliseconds, print_table, share, text
 from commtrace.cli.views import print_basis, print_findings, run_line
 from commtrace.findings.causes import CAUSES
 from commtrace.findings.finding import SLOW, Finding, reason_of
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.json_values import to_json
 
 

@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
 from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_of_steps
 from commtrace.analysis.windows.run import open_run
@@ -35,6 +34,7 @@ from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.cli.views import print_awaited, print_basis, print_stragglers, run_line, step_attempts_lines
 from commtrace.findings.finding import SLOW
+from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
 _MOST_PARTS: Final = 8

@@ -21,7 +21,7 @@ class Since(NamedTuple):
         """Return a finding that began then."""
         return replace(
             finding,
-            since_step=self.step,
+            since_step=max(self.step, -1),
             since_ns=round(self.time * 1e9),
             since_within_steps=self.within,
             since_first_compared=self.is_first,

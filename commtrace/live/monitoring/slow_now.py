@@ -29,8 +29,8 @@ from commtrace.analysis.stragglers.places import RankPlace, format_place, group_
 from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.findings.causes import CAUSES, OF_DIVISION, PAUSES, RANKS, advice
 from commtrace.findings.finding import SLOW, Finding, Member, Norm, finding_id
-from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.sampled_replay import Price, Priced
+from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.window import WORK as WORDS
 
 MOST_MEMBERS: Final = 16
@@ -201,9 +201,7 @@ def _evidence(places: Mapping[int, RankPlace], place: str, cause: str, members: 
     all_excess_ms = [one.excess_ns / 1e6 for one in members]
     if cause in PAUSES:
         return several_pause_longer(places, place, cause, ranks, all_excess_ms)
-    return (
-        several_need_longer(places, place, ranks, first.norm, percent, all_excess_ms) + " (means of a window)."
-    )
+    return several_need_longer(places, place, ranks, first.norm, percent, all_excess_ms) + " (means of a window)."
 
 
 def format_rank(places: Mapping[int, RankPlace], rank: int) -> str:

@@ -42,7 +42,8 @@ def cleared(finding: Finding, now_ns: int) -> LiveEvent:
 
 def _text(finding: Finding, now_ns: int, device: str) -> str:
     if finding.occurrence is not None:
-        when = f"from {clock_time(finding.since_ns or 0)} on, {(finding.cost_ns or 0.0) / 1e6:.1f} ms per step"
+        mean_ms = (finding.cost_ns or 0.0) / 1e6
+        when = f"from {clock_time(finding.since_ns or 0)} on; on average it costs {mean_ms:.1f} ms per step"
     else:
         hours = f"{finding.gpu_hours_per_day or 0.0:.3g} {device}-hours per day"
         when = f"{hours}, for {_lasted(finding, now_ns)}, {_since(finding)}"
@@ -56,7 +57,7 @@ def _since(finding: Finding) -> str:
 
 
 def _lasted(finding: Finding, now_ns: int) -> str:
-    return format_duration(now_ns - (finding.since_ns or now_ns))
+    return format_duration(0 if finding.since_ns is None else now_ns - finding.since_ns)
 
 
 class _Known(NamedTuple):
@@ -113,9 +114,7 @@ class StandingFindings:
             events += self._take(_Known(seen, None, windows), known, ids, now_ns, device)
         return events
 
-    def _take(
-        self, new: _Known, known: _Known | None, ids: set[str], now_ns: int, device: str
-    ) -> Iterator[LiveEvent]:
+    def _take(self, new: _Known, known: _Known | None, ids: set[str], now_ns: int, device: str) -> Iterator[LiveEvent]:
         """Take an observation, the same as a ``known`` one if there is one, and yield its event if there is one."""
         seen, reported, windows = new
         if known is not None:

@@ -13,28 +13,28 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from commtrace.analysis.matching.stages import Flow, classes_of, not_told
-from commtrace.analysis.stragglers.evidence import (
-    one_pauses_longer,
-    several_pause_longer,
-)
 from commtrace.analysis.stragglers.limits import (
     WINDOWS_OF_LASTING,
     WINDOWS_TO_CLEAR,
     WINDOWS_TO_NAME,
     Thresholds,
 )
-from commtrace.analysis.stragglers.places import RankPlace, format_place
+from commtrace.analysis.stragglers.list_of_findings import list_findings
+from commtrace.analysis.stragglers.places import RankPlace
 from commtrace.analysis.stragglers.search import NO_PEERS
-from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
-from commtrace.findings.causes import advice
+from commtrace.findings.finding import Finding, ranked
+from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.device_readings import DeviceReadings
-from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler, Since, StandingFindings
-from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
+from commtrace.live.monitoring.past import JobPast
+from commtrace.live.monitoring.pauses import PauseMemory
 from commtrace.live.monitoring.reporting import ReportingRanks
 from commtrace.live.monitoring.sampled_replay import Priced, SampledReplay, price
-from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, rank_and_host, sets_now, straggler_of
+from commtrace.live.monitoring.since import Since
+from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, finding_of, sets_now
+from commtrace.live.monitoring.standing import StandingFindings
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.window_table import WindowTable
 from commtrace.live.monitoring.work_history import WorkHistory
@@ -113,8 +113,9 @@ class Watch:
     def findings(self) -> tuple[Finding, ...]:
         """Return what holds now, and what could not be judged if that lasts, in the order of ``findings.ranked``."""
         reasons = dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting))
+        not_judged = list_findings((), reasons)
         named = [*self._ranks.named, *self._pauses.named, *self._job_wide.named]
-        return ranked([*self.reporting.findings, *named, *(not_judged(reason) for reason in reasons)])
+        return ranked([*self.reporting.findings, *named, *not_judged])
 
     def join(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
         """Take the newest report of every rank, at ``now`` in epoch seconds, and return the changes.
@@ -163,7 +164,7 @@ class Watch:
         events += self._pauses.join(pauses if are_enough else [], now, device)
         if priced is not None:
             self._undecided_of_steps.see(priced.undecided, self._replay.windows)
-            job_wide = [self._of_verdict(finding, reports, now) for finding in priced.of_no_rank]
+            job_wide = [self._of_replay(finding, reports, now) for finding in priced.of_no_rank]
             windows = self._replay.windows
             events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
         return events
@@ -250,7 +251,7 @@ class Watch:
                     self._suspicions[one.rank] = self._suspicions[one.rank]._replace(is_named=True)
         return found
 
-    def _of_verdict(self, finding: Finding, reports: Sequence[WindowReport], now: float) -> Finding:
+    def _of_replay(self, finding: Finding, reports: Sequence[WindowReport], now: float) -> Finding:
         """Return what a replay has found, with the window in which it began."""
         share = (finding.cost_ns or 0.0) / max(self.step_ns, 1)
         since = self._in_window(min(reports, key=lambda report: report.first_step), now)

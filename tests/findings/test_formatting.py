@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.analysis.formatting import format_duration, format_ranks
+from commtrace.findings.formatting import format_duration, format_ranks
 
 SECOND = 1_000_000_000
 

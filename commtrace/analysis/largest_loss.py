@@ -24,7 +24,7 @@ from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.costs import occurrence
-from commtrace.analysis.stragglers.late_hosts import LATE
+from commtrace.analysis.stragglers.late_hosts import is_launch_bound_job
 from commtrace.analysis.stragglers.verdict import Verdict, VerdictStretch
 from commtrace.findings.causes import CAUSES, JOB, LOSSES, PAUSES, advice, format_cause
 from commtrace.findings.causes import CHECKPOINT as SAVING
@@ -131,7 +131,7 @@ def _straggler_sentence(straggler: Verdict) -> str:
         were = "were" if straggler.who.startswith("ranks") else "was"
         why = f", which {were} {CAUSES[straggler.cause].activity}," if straggler.cause in PAUSES else f" ({cause})"
         return f"{named}{why} held up the others {straggler.occurrence}. {straggler.next_step}"
-    if straggler.cause == LATE and straggler.place == JOB:
+    if is_launch_bound_job(straggler):
         return (
             f"The devices wait for their hosts (launch-bound): it costs {'at most ' if straggler.cost_is_bound else ''}"
             f"{_ms(cost_ns)} of every step, {straggler.share_of_step:.1%} of it. {straggler.next_step}"

@@ -402,10 +402,11 @@ def print_stragglers(
     console: Console,
     stragglers: Sequence[Verdict],
     *,
+    together_ms: float,
     on_gpu: bool = False,
     nodes: Sequence[NodesOfVerdict] | None = None,
 ) -> None:
-    """Print the verdicts, the costliest first, with GPU-hours if ``on_gpu``.
+    """Print the verdicts, the costliest first, with GPU-hours if ``on_gpu``, and what a step saves without all of them.
 
     ``nodes`` has the devices of each verdict and how to keep them out of the next job; with it, print the next step.
     """
@@ -425,6 +426,9 @@ def print_stragglers(
                 _print_indented(console, text)
             _print_indented(console, straggler.next_step, style="bold")
         console.print()
+    if len(stragglers) > 1:
+        at_least = "at least " if any(straggler.cost_is_bound for straggler in stragglers) else ""
+        console.print(f"Together they cost {at_least}{milliseconds(together_ms * 1e6)} ms per step.\n")
 
 
 def _print_indented(console: Console, text: str, style: str | None = None) -> None:

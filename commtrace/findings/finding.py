@@ -216,7 +216,12 @@ def reason_of(wait_ns: float, findings: Sequence[Finding]) -> Finding | None:
         for finding in ranked(findings)
         if finding.kind == SLOW and finding.cost_ns is not None and not finding.cost_is_bound and finding.place != JOB
     ]
-    of_ranks: dict[frozenset[int], float] = {}
+    of_subject: dict[frozenset[int] | str, float] = {}
     for finding in slow:
-        of_ranks[frozenset(finding.ranks)] = of_ranks.get(frozenset(finding.ranks), 0.0) + (finding.cost_ns or 0.0)
-    return next((finding for finding in slow if of_ranks[frozenset(finding.ranks)] >= _EXPLAINS * wait_ns), None)
+        subject = _subject(finding)
+        of_subject[subject] = of_subject.get(subject, 0.0) + (finding.cost_ns or 0.0)
+    return next((finding for finding in slow if of_subject[_subject(finding)] >= _EXPLAINS * wait_ns), None)
+
+
+def _subject(finding: Finding) -> frozenset[int] | str:
+    return frozenset(finding.ranks) or finding.id  # changing ranks are no ranks that findings have in common

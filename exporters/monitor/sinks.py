@@ -28,9 +28,9 @@ from commtrace.exporters.monitor.messages import MOST_BYTES, MOST_EVENTS, Monito
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.findings.finding import HANG, NOT_JUDGED, SILENT, Finding
 from commtrace.findings.status import CLEARED, JobView, LiveEvent, MonitorStatus
+from commtrace.live.http.redaction import http_reason, redacted_url
 from commtrace.live.rank import LiveRank
-from commtrace.options import PAGERDUTY, SLACK
-from commtrace.redaction import http_reason, redacted_url
+from commtrace.recording.options import PAGERDUTY, SLACK
 from commtrace.trace.files.safe_files import open_to_append, replace_file
 from commtrace.trace.inputs import printable
 from commtrace.trace.json_values import JsonObject, fields_to_json

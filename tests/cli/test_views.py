@@ -156,9 +156,22 @@ def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> Non
     output = io.StringIO()
     console = Console(file=output, width=100, highlight=False)
 
-    print_stragglers(console, [rare, replace(rare, occurrence="")])
+    print_stragglers(console, [rare, replace(rare, occurrence="")], together_ms=3.3)
 
-    first, second = output.getvalue().strip().split("\n\n")
+    first, second, _ = output.getvalue().strip().split("\n\n")
     assert "First in step 10, which began at 2001-09-09" in first
     assert "Slow in" not in first
     assert "Slow in steps 9–20 (3.3" in second
+
+
+@pytest.mark.parametrize(("is_bound", "words"), [(False, "3.30 ms"), (True, "at least 3.30 ms")])
+def test_the_cost_of_several_is_that_of_all_together(is_bound: bool, words: str) -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=100, highlight=False)
+    one = straggler(3.0, "gc")
+
+    print_stragglers(console, [one], together_ms=3.0)
+    assert "Together" not in output.getvalue()
+
+    print_stragglers(console, [one, replace(one, cost_is_bound=is_bound)], together_ms=3.3)
+    assert output.getvalue().endswith(f"Together they cost {words} per step.\n\n")

@@ -30,7 +30,8 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "json" / "finding.schema.json"
 
 def slow(rank: int, cost_ms: float, **changes: Any) -> Finding:
     fixed = {"place": "ranks", "cause": "forward", "ranks": (rank,), "cost_ns": cost_ms * MS, "share": cost_ms / 400}
-    return Finding(id=f"slow/ranks/forward/{rank}", kind="slow", who=f"rank {rank} on a", **{**fixed, **changes})
+    fixed["id"] = f"slow/ranks/forward/{rank}"
+    return Finding(kind="slow", who=f"rank {rank} on a", **{**fixed, **changes})
 
 
 LOST = Finding(id="lost/job/schedule", kind="lost", place="job", cause="schedule", cost_ns=90.0 * MS)
@@ -62,6 +63,13 @@ def test_findings_on_the_same_ranks_explain_a_wait_together() -> None:
 
     assert reason_of(100 * MS, both) == slow(1, 30, cause="gc")
     assert reason_of(112 * MS, both) is None
+
+
+def test_findings_on_changing_ranks_are_not_one_reason() -> None:
+    both = [slow(1, 30, ranks=(), id="slow/group/sequences"), slow(1, 25, ranks=(), id="slow/link/link")]
+
+    assert reason_of(60 * MS, both) == both[0]
+    assert reason_of(100 * MS, both) is None
 
 
 def test_nobody_waits_for_what_all_ranks_do_alike() -> None:

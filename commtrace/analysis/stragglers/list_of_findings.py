@@ -2,7 +2,7 @@
 
 >>> run = open_run("commtrace-runs/my-run")                                 # doctest: +SKIP
 >>> findings_of_run(run, run.measure(measure_work).result)[0].line()        # doctest: +SKIP
-'rank 1 on vm, slow forward: 224 ms per step (62.9 % of it)'
+'rank 1 on vm, slow forward: 224 ms per step (62.9% of it)'
 """
 
 from __future__ import annotations

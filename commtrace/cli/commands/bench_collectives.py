@@ -205,7 +205,7 @@ def _report(
         baseline.save(output)
         written.append(output)
     if plot is not None and baseline.measurements:
-        from commtrace.plots.collectives import draw_collectives
+        from commtrace.python.plots.collectives import draw_collectives
 
         draw_collectives(baseline).save(plot)
         written.append(plot)

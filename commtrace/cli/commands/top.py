@@ -22,7 +22,7 @@ from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.finding import LOST, NOT_JUDGED, RECORDING, SLOW, Finding, format_since_step
 from commtrace.findings.formatting import format_duration
-from commtrace.top.frame import MOST_STEPS, URGENT, Frame, RankRow, choose_ranks
+from commtrace.live.top.frame import MOST_STEPS, URGENT, Frame, RankRow, choose_ranks
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines
 
@@ -85,10 +85,10 @@ def top(
 
 def _source(run: str, last: int, run_id: str) -> FrameSource:
     if run.startswith(("http://", "https://")):
-        from commtrace.top.from_metrics import metrics_source
+        from commtrace.live.top.from_metrics import metrics_source
 
         return metrics_source(run, last or MOST_STEPS, run_id)
-    from commtrace.top.from_files import FileSource
+    from commtrace.live.top.from_files import FileSource
     from commtrace.trace.processes import process_state
 
     return FileSource(run, last, process_state)

@@ -21,9 +21,9 @@ from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.search.links import Links, measured_links
 from commtrace.planning.search.pipeline_time import PAIRS, ChunkTimes, Gaps, pipeline_ns
-from commtrace.schedule import FORWARD
 from commtrace.trace import schema
 from commtrace.trace.run import Run
+from commtrace.trace.schedule import FORWARD
 
 _PARALLEL_NAMES: Final = {"tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "vpp": "chunks"}
 

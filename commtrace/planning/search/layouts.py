@@ -152,11 +152,12 @@ class _Fastest:
     @property
     def _tie_ns(self) -> float:
         """Return the longest step that is a tie: what one of the predicted layouts takes at most."""
-        return min(_step_ns(each) + each.uncertainty_ns for each in self.predictions)
+        return min((_step_ns(each) + each.uncertainty_ns for each in self.predictions), default=0.0)
 
     @property
     def ties(self) -> list[PredictedLayout]:
-        return [each for each in self.predictions if _step_ns(each) <= self._tie_ns]
+        longest_ns = self._tie_ns
+        return [each for each in self.predictions if _step_ns(each) <= longest_ns]
 
 
 def _step_ns(prediction: PredictedLayout) -> int:

@@ -41,9 +41,7 @@ class Links:
 
     bandwidths: Mapping[RoleReach, Bandwidth]
     exposed: Mapping[str, float]  # by role: the share of its time that no work hid
-    baseline: NetworkBaseline | None = (
-        None  # what the network was measured to carry, for roles that the run does not have
-    )
+    baseline: NetworkBaseline | None = None  # what the network carries, for roles that the run does not have
 
     def has(self, place: RoleReach) -> bool:
         """Return whether the role's own bandwidth is known."""

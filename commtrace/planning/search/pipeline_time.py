@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.prediction.pipeline_graph import PipelineGraph, pipeline_graph
-from commtrace.schedule import BACKWARD, FORWARD, default_schedule, orders
+from commtrace.trace.schedule import BACKWARD, FORWARD, default_schedule, orders
 from commtrace.trace.spans import Int64
 
 _SHAPES_KEPT: Final = 128

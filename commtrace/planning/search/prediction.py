@@ -239,10 +239,6 @@ class Predictor:
                 moved = max(abs(each._time(layout).step_ns - step_ns) for each in others)
                 yield UncertaintyPart(f"bandwidth of {role}", moved)
 
-    def assumed(self, layout: Layout) -> tuple[str, ...]:
-        """Return in words what the run did not measure of a layout."""
-        return self.assumptions(layout).phrases
-
     def assumptions(self, layout: Layout) -> Assumptions:
         """Return what the run did not measure of a layout."""
         run = self.costs.layout

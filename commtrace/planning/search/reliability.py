@@ -22,7 +22,7 @@ BANDWIDTH: Final = "a borrowed bandwidth"
 GPUS: Final = "the number of GPUs"
 
 
-class Held(NamedTuple):
+class PairsInOrder(NamedTuple):
     """Pairs of layouts, and how many of them were in the predicted order."""
 
     right: int
@@ -33,15 +33,15 @@ class Held(NamedTuple):
         return self.pairs > 0 and self.right >= ENOUGH * self.pairs
 
 
-ORDER_HELD: Final[Mapping[str, Held]] = {
-    DIVISION: Held(19, 21),
-    MICROBATCH: Held(8, 10),
-    RECOMPUTE: Held(5, 5),
-    BANDWIDTH: Held(6, 6),
-    "tp": Held(6, 22),
-    "cp": Held(0, 0),
-    "ep": Held(0, 0),
-    GPUS: Held(0, 0),
+ORDER_HELD: Final[Mapping[str, PairsInOrder]] = {
+    DIVISION: PairsInOrder(19, 21),
+    MICROBATCH: PairsInOrder(8, 10),
+    RECOMPUTE: PairsInOrder(5, 5),
+    BANDWIDTH: PairsInOrder(6, 6),
+    "tp": PairsInOrder(6, 22),
+    "cp": PairsInOrder(0, 0),
+    "ep": PairsInOrder(0, 0),
+    GPUS: PairsInOrder(0, 0),
 }
 """By kind of change. A pair counts for the last kind of change that one of the two is from the recorded layout."""
 

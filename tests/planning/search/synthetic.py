@@ -16,7 +16,7 @@ FORWARD_NS = 8_000_000  # of a layer on one rank
 BACKWARD_NS = 16_000_000
 
 
-def record(folder: Path, layout: Layout, jitter: float = 0.0, faults: tuple[Fault, ...] = ()) -> Path:
+def record(folder: Path, layout: Layout, jitter: float = 0.0, faults: tuple[Fault, ...] = (), steps: int = 3) -> Path:
     """Write a run in a layout: work is divided evenly by tp, and the optimizer's by all that divides parameters."""
     layers = MODEL.layers // (layout.pp * layout.chunks)
     job = Job(
@@ -31,7 +31,7 @@ def record(folder: Path, layout: Layout, jitter: float = 0.0, faults: tuple[Faul
         forward_ns=layers * FORWARD_NS // layout.tp,
         backward_ns=layers * BACKWARD_NS // layout.tp,
         optimizer_ns=24_000_000 // (layout.tp * layout.pp),
-        steps=3,
+        steps=steps,
         jitter=jitter,
         faults=faults,
     )

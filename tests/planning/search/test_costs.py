@@ -61,12 +61,12 @@ def test_a_predicted_step_is_that_of_the_other_layout(tmp_path: Path, costs: Run
 def test_bandwidths_that_were_not_measured_are_named(costs: RunCosts) -> None:
     predictor = Predictor.like(costs)
 
-    assert predictor.assumed(replace(LAYOUT, chunks=2)) == ()
-    assert predictor.assumed(replace(LAYOUT, tp=4, dp=1, microbatch=2, recompute="full")) == (
+    assert predictor.assumptions(replace(LAYOUT, chunks=2)).phrases == ()
+    assert predictor.assumptions(replace(LAYOUT, tp=4, dp=1, microbatch=2, recompute="full")).phrases == (
         "tp 4", "microbatch 2", "recompute full",
     )  # fmt: skip
     # the run's data parallel ranks are on one node, these are not
-    assert predictor.assumed(replace(LAYOUT, pp=1, dp=8)) == ("bandwidth of dp-cp",)
+    assert predictor.assumptions(replace(LAYOUT, pp=1, dp=8)).phrases == ("bandwidth of dp-cp",)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from commtrace.planning.layout import Layout
 from commtrace.planning.search.prediction import Assumptions
-from commtrace.planning.search.reliability import ORDER_HELD, Held, can_be_ranked, kinds_of_change
+from commtrace.planning.search.reliability import ORDER_HELD, PairsInOrder, can_be_ranked, kinds_of_change
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench" / "RESULTS.md"
 COLUMNS = ["layout", "predicted, ms", "measured, ms", "error", "between rounds", "assumed", "kind of change"]
@@ -33,19 +33,19 @@ def tables() -> Iterator[list[list[str]]]:
 
 def test_the_counts_are_those_of_the_measured_tables() -> None:
     kinds = list(ORDER_HELD)
-    held = dict.fromkeys(kinds, Held(0, 0))
+    held = dict.fromkeys(kinds, PairsInOrder(0, 0))
     for rows in tables():
         for one, other in combinations(rows, 2):
             kind = max(one[-1], other[-1], key=kinds.index)
             right = (float(one[1]) < float(other[1])) == (float(one[2]) < float(other[2]))
-            held[kind] = Held(held[kind].right + right, held[kind].pairs + 1)
+            held[kind] = PairsInOrder(held[kind].right + right, held[kind].pairs + 1)
 
     assert held == ORDER_HELD
 
 
 def test_only_changes_whose_order_held_in_two_thirds_of_pairs_are_ranked() -> None:
     assert [kind for kind, held in ORDER_HELD.items() if not held.is_enough] == ["tp", "cp", "ep", "the number of GPUs"]
-    assert (Held(2, 3).is_enough, Held(19, 30).is_enough, Held(0, 0).is_enough) == (True, False, False)
+    assert [PairsInOrder(*pairs).is_enough for pairs in ((2, 3), (19, 30), (0, 0))] == [True, False, False]
 
 
 def test_the_kinds_of_change_of_a_layout() -> None:

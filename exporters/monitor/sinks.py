@@ -37,9 +37,10 @@ from commtrace.trace.json_values import JsonObject, fields_to_json
 
 _logger = logging.getLogger("commtrace")
 
-_MOST_SENTENCE: Final = 4_096
+_MOST_SENTENCE: Final = 2_048
 _MOST_RANKS: Final = 256
 _MOST_HOSTS: Final = 16
+_MOST_NAME: Final = 64
 _MOST_FINDINGS_BYTES: Final = MOST_BYTES // 2
 """Leaves room for the rest of a reply."""
 
@@ -124,8 +125,9 @@ def _shortened(finding: Finding) -> Finding:
     return structs.replace(
         finding,
         ranks=finding.ranks[:_MOST_RANKS],
-        hosts=finding.hosts[:_MOST_HOSTS],
-        who=finding.who[:_MOST_SENTENCE],
+        hosts=tuple(host[:_MOST_NAME] for host in finding.hosts[:_MOST_HOSTS]),
+        members=tuple(structs.replace(member, host=member.host[:_MOST_NAME]) for member in finding.members),
+        who=finding.who[: _MOST_SENTENCE // 4],
         evidence=finding.evidence[:_MOST_SENTENCE],
     )
 

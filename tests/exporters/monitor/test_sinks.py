@@ -23,9 +23,10 @@ from commtrace.config import Config, MonitorConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.monitor import sinks
 from commtrace.exporters.monitor.aggregator import Aggregator
-from commtrace.exporters.monitor.messages import Report, WatchedJob
+from commtrace.exporters.monitor.messages import MOST_BYTES, Reply, Report, WatchedJob, encoded
 from commtrace.exporters.monitor.sinks import (
     FileSink,
+    FindingsSink,
     LogSink,
     WebhookSink,
     json_payload,
@@ -34,6 +35,7 @@ from commtrace.exporters.monitor.sinks import (
     slack_payload,
 )
 from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.findings.finding import Member
 from commtrace.findings.status import CLEARED, FOUND, LiveEvent
 from commtrace.live.monitoring.standing import StandingFindings, cleared, found
 from commtrace.trace.json_values import fields_to_json
@@ -421,3 +423,22 @@ def test_an_event_that_the_webhook_does_not_get_is_logged_without_control_charac
     sink.alert([replace(SILENT, sentence="node\x1b[2J")] * 101, status())
     assert "\x1b" not in caplog.text
     assert caplog.text.count("the webhook is too slow") == 1
+
+
+@pytest.mark.parametrize("host", ["node0", "\x07" * 1_000])
+def test_what_ranks_are_told_fits_into_a_message_however_much_is_found(host: str) -> None:
+    """Of a job of 4,096 ranks with as many slow ones, on hosts whose names take six bytes a letter in JSON."""
+    ranks = tuple(range(4_096))
+    members = tuple(Member(rank, host, 1e6) for rank in range(16))
+    many = slow_finding(
+        ranks=ranks, members=members, hosts=tuple(f"{host}{rank}" for rank in ranks), who=host * 9, evidence=host * 99
+    )
+    event = found(many, 8 * SECOND, "GPU")
+    told = MonitorStore(WatchedJob("run", 0, 4_096, SECONDS))
+
+    FindingsSink(told).alert([event] * 50, status(*[many] * 50))
+
+    findings = told.answer(Report(WatchedJob("run", 0, 4_096, SECONDS), report(0, 1), asks_findings=True)).findings
+    assert len(encoded(Reply(findings=findings))) < MOST_BYTES
+    assert (len(findings.events) > 0, len(findings.findings) > 0) == (True, True)
+    assert findings.findings[0].ranks == ranks[:256]

@@ -22,7 +22,7 @@ from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, roles_of_one_rank
-from commtrace.analysis.engines import EngineUse, engines_used
+from commtrace.analysis.engines import EngineUse, engines_used, on_gpu
 from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
 from commtrace.analysis.largest_loss import ONLY_DUMPS, verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
@@ -42,7 +42,6 @@ from commtrace.analysis.stragglers.awaited import AwaitedRank, awaited_totals
 from commtrace.analysis.stragglers.list_of_findings import with_lost_time, with_reasons
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Judgement, StragglerSums, judge_stragglers, measure_work
-from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.timeline import step_durations
 from commtrace.analysis.windows.run import (
     ALONE,

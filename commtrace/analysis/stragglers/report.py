@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
@@ -25,7 +26,6 @@ from commtrace.analysis.stragglers.search import (
     measure_stragglers,
     measure_work,
 )
-from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
 from commtrace.errors import CommtraceError
 from commtrace.findings.finding import Finding

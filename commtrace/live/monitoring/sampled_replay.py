@@ -43,7 +43,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CHECKPOINT, PAUSES
-from commtrace.findings.finding import Finding
+from commtrace.findings.finding import Finding, ranked
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
@@ -146,7 +146,7 @@ class Price(NamedTuple):
     """The cost of a slow rank, ns per step; shares are None if there are too many slow ranks."""
 
     set_ns: float  # of its set, with all other slow ranks mended as well
-    share_ns: float | None = None  # see Member, like alone_ns
+    share_ns: float | None = None  # see findings.Member, like alone_ns
     alone_ns: float | None = None
 
 
@@ -155,7 +155,7 @@ class Priced:
     """The result of a replay; mappings are by rank."""
 
     of_rank: Mapping[int, Price]  # the cost of each slow rank
-    findings: Sequence[Finding]  # on stages, sequences and links, costliest first
+    of_no_rank: Sequence[Finding]  # stages, sequences, links, launch-bound work; costliest first
     explained_ns: Mapping[int, float]  # excess in work that peers do as well
     phases: Mapping[int, str]  # the one phase in which the set of a slow rank is slow; empty if it is not one
     phase_texts: Mapping[int, str]  # the longer phases with numbers, if there are few slow ranks
@@ -217,7 +217,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
     has_stage = any(finding.cause == _STAGE for finding in findings)
     return Priced(
         of_rank=of_rank,
-        findings=sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0)),
+        of_no_rank=ranked(findings),
         explained_ns=_explained_ns(found),
         phases={rank: slow_phase(found.work, one) for one in slow for rank in one},
         phase_texts={rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},

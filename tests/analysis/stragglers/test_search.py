@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.stragglers.search import Judgement, find_stragglers
-from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, span, stall
 from tests.findings.reading import ms, why_not

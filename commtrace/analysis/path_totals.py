@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
-from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.scenarios import replay_of
-from commtrace.analysis.replay.step_statistics import StatisticsParts
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
 from commtrace.analysis.steps.choice import ChosenSteps, recorded_steps
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time_of_steps
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.findings.formatting import ranges
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
@@ -146,10 +143,7 @@ def _lost(matched: Matched) -> LostTime | None:
         program = build_program(run, matches)
     except ReplayError:
         return None
-    statistics = StatisticsParts.of(run, program).joined()
-    slow = find_stragglers(run, matches, program=program).slow
-    replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
-    return lost_time(statistics, replayed, slow, run.world_size if on_gpu(run) else None)
+    return lost_time_of_steps(run, program, find_stragglers(run, matches, program=program).slow)
 
 
 def _attempts_of(run: Run) -> dict[int, int]:

@@ -25,6 +25,7 @@ from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
 from commtrace.analysis.stragglers.late_hosts import LaunchLateness, launches_of
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
+from commtrace.analysis.stragglers.lost_time import lost_findings, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
     compare_microbatches,
@@ -71,11 +72,12 @@ class ReplayedSamples(NamedTuple):
 
     work: WorkStatistics
     replay: Replay
+    statistics: StepStatistics
 
     @classmethod
     def of(cls, run: Run, program: Program) -> ReplayedSamples:
         statistics = StepStatistics.of(run, program)
-        return cls(WorkStatistics.of(run, statistics, Thresholds()), replay_of(run, program, statistics))
+        return cls(WorkStatistics.of(run, statistics, Thresholds()), replay_of(run, program, statistics), statistics)
 
 
 class SampledReplay:
@@ -179,7 +181,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
     ``slow`` are sets of ranks that are named together, ``normal`` ranks with normal work. Stages and links that are
     healthy now are added to ``past``.
     """
-    work, replay = steps
+    work, replay, _ = steps
     past = past or JobPast()
     found = find_slow_ranks(work, {})
     if slow and len(normal):
@@ -228,6 +230,12 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         undecided=tuple(finding.evidence for finding in undecided),
         not_looked_for=_UNKNOWN_THEN if slow or has_stage else (),
     )
+
+
+def lost_beside(steps: ReplayedSamples, slow: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return what the steps lose beside what is ``slow``, by cause."""
+    replayed = steps.replay.replay(scenarios_of_lost_time(steps.statistics))
+    return tuple(lost_findings(lost_time(steps.statistics, replayed, slow), slow))
 
 
 def _explained_ns(found: SlowRanks) -> dict[int, float]:

@@ -64,7 +64,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkColumns:
+class ModelWork:
     """Work of some steps, by row and column, with indices into the statistics of the run.
 
     What is alike in all columns has only one; what is alike in all rows, only one row.
@@ -100,8 +100,8 @@ class WorkColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferColumns:
-    """Transfers of some steps, by row and column, with indices into the statistics; see :class:`WorkColumns`."""
+class ModelTransfers:
+    """Transfers of some steps, by row and column, with indices into the statistics; see :class:`ModelWork`."""
 
     row: Int32  # of the traffic; −1 for none
     kind: Int32  # −1 for none
@@ -111,7 +111,7 @@ class TransferColumns:
     is_of_pipeline: Bool
 
 
-class _Stalls(NamedTuple):
+class _StallNodesOfPipeline(NamedTuple):
     """Stalls on the messages of a pipeline, by the nodes that bound them in a replay."""
 
     rank: Int32  # index
@@ -126,7 +126,7 @@ _PAUSES = {DATA: "data_ns", GC: "gc_ns", CHECKPOINT: "checkpoint_ns", EVALUATION
 
 
 @dataclass(frozen=True, slots=True)
-class AlikeSteps:
+class StepsOfOneShape:
     """Steps of one shape, one column each; or all steps that are like no other one, side by side in a single column.
 
     Nodes and edges are in the order of the replay.
@@ -139,7 +139,7 @@ class AlikeSteps:
     fixed_edge: Int32  # edges that take time besides in any column
     first_node: Int32  # of each rank, shape (ranks, steps side by side)
     last_node: Int32
-    stalls: _Stalls
+    stalls: _StallNodesOfPipeline
     first_of_work: Int32  # the first piece of each work
     step_of_work: Int32  # among those side by side; a single number if there is only one
     step_of_transfer: Int32
@@ -172,11 +172,11 @@ class AlikeSteps:
             return self.piece_ns.astype(np.int64)
         return np.add.reduceat(self.piece_ns, self.first_of_work, axis=0, dtype=np.int64)
 
-    def work(self, index: ObservedIndex) -> WorkColumns:
+    def work(self, index: ObservedIndex) -> ModelWork:
         """Return the measured work, placed in the statistics of the run."""
         entry = index.entry[self.entry]
         stage, chunk, kind = (column[self.entry] for column in (index.own.stage, index.own.chunk, index.own.kind))
-        return WorkColumns(
+        return ModelWork(
             rank=index.ranks[self.rank],
             row=index.rank[self.rank],
             step=index.step[self.steps][self.step_of_work],
@@ -190,9 +190,9 @@ class AlikeSteps:
             launch_bound_ns=self.launch_bound_ns,
         )
 
-    def transfers(self, index: ObservedIndex) -> TransferColumns:
+    def transfers(self, index: ObservedIndex) -> ModelTransfers:
         """Return the measured transfers, placed in the statistics of the run."""
-        return TransferColumns(
+        return ModelTransfers(
             row=index.traffic[self.traffic],
             kind=index.kind[self.kind],
             rank=index.rank[self.transfer_rank],
@@ -210,7 +210,7 @@ class AlikeSteps:
 
     @property
     def num_weights(self) -> int:
-        return len(self.first_piece) * self.steps.shape[1]
+        return len(self.first_piece) * int(self.steps.shape[1])
 
     def weights(self, pieces_before: Int64, transfer_ns: Integers, *, fixed: bool = True) -> Int64:
         """Return the weight of each edge, shape (edges, columns); without ``fixed``, of work and transfers only.
@@ -264,7 +264,7 @@ class ObservedSteps:
     entries: Entries
     traffic: tuple[LinkTraffic, ...]
     kinds: tuple[TransferKind, ...]
-    parts: tuple[AlikeSteps, ...]
+    parts: tuple[StepsOfOneShape, ...]
 
     @classmethod
     def of(
@@ -289,7 +289,7 @@ class ObservedSteps:
             entries=work.entries,
             traffic=transfers.traffic,
             kinds=transfers.kinds,
-            parts=tuple(_Division.of(program, work, transfers, between).parts()),
+            parts=tuple(_ProgramBySteps.of(program, work, transfers, between).parts()),
         )
 
     @property
@@ -360,7 +360,7 @@ def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> 
     return np.array([*(number.get(one, -1) for one in keys), -1], np.int32)
 
 
-class _Items(NamedTuple):
+class _ItemsByStep(NamedTuple):
     """Items of a program by step."""
 
     order: Int64  # numbers of the items, by step
@@ -368,7 +368,7 @@ class _Items(NamedTuple):
     within: Int32  # the number of each item within its step
 
     @classmethod
-    def of(cls, step: Integers, num_steps: int, key: Sequence[Integers] = ()) -> _Items:
+    def of(cls, step: Integers, num_steps: int, key: Sequence[Integers] = ()) -> _ItemsByStep:
         """Return the items of each step in the order of ``key``, else as they are."""
         order = np.argsort(pack((step, *key)), kind="stable")
         bounds = bounds_of(np.bincount(step, minlength=num_steps))
@@ -393,25 +393,27 @@ class _Items(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Division:
+class _ProgramBySteps:
     """A program divided into its steps."""
 
     program: Program
     work: WorkTable
     table: TransferTable
     between: WaitsBetweenStages
-    nodes: _Items
-    edges: _Items
-    pieces: _Items
-    segments: _Items
-    stalls: _Items  # on messages of a pipeline
+    nodes: _ItemsByStep
+    edges: _ItemsByStep
+    pieces: _ItemsByStep
+    segments: _ItemsByStep
+    stalls: _ItemsByStep  # on messages of a pipeline
     stall: Int64  # the number of each of these in the program
     first_piece: Int32  # of the work on each edge; 0, as the end, without any
     end_piece: Int32
     transfer: Int32  # on each edge; −1 for none
 
     @classmethod
-    def of(cls, program: Program, work: WorkTable, table: TransferTable, between: WaitsBetweenStages) -> _Division:
+    def of(
+        cls, program: Program, work: WorkTable, table: TransferTable, between: WaitsBetweenStages
+    ) -> _ProgramBySteps:
         steps, edges, stalls = len(program.steps), program.edges, program.stalls
         first, end = np.zeros((2, len(edges)), np.int32)
         works = np.flatnonzero(edges.end_piece > edges.first_piece)
@@ -419,7 +421,7 @@ class _Division:
         transfer = np.full(len(edges), -1, np.int32)
         transfer[len(edges) - len(edges.transfer) :] = edges.transfer
         step_of_node = program.step_of_node
-        nodes = _Items.of(step_of_node, steps)
+        nodes = _ItemsByStep.of(step_of_node, steps)
         stall = np.flatnonzero(between.stalls)
         return cls(
             program=program,
@@ -427,19 +429,19 @@ class _Division:
             table=table,
             between=between,
             nodes=nodes,
-            edges=_Items.of(
+            edges=_ItemsByStep.of(
                 step_of_node[edges.source], steps, (nodes.within[edges.source], nodes.within[edges.target])
             ),
-            pieces=_Items.of(program.segments.step[program.piece_segment], steps),
-            segments=_Items.of(program.segments.step, steps),
-            stalls=_Items.of(stalls.step[stall], steps),
+            pieces=_ItemsByStep.of(program.segments.step[program.piece_segment], steps),
+            segments=_ItemsByStep.of(program.segments.step, steps),
+            stalls=_ItemsByStep.of(stalls.step[stall], steps),
             stall=stall,
             first_piece=first,
             end_piece=end,
             transfer=transfer,
         )
 
-    def parts(self) -> Iterator[AlikeSteps]:
+    def parts(self) -> Iterator[StepsOfOneShape]:
         """Yield the steps of each shape, and at last those that are like no other one."""
         alike: dict[bytes, list[int]] = {}
         for step, digest in enumerate(self._digests()):
@@ -458,7 +460,7 @@ class _Division:
         edge, in_step, stall = self.edges.order, self.pieces.order, self.stall[self.stalls.order]
         lane_edge = stalls.lane_edge[stall]
         join = stalls.join_node[stall]
-        columns: list[tuple[_Items, tuple[npt.NDArray[Any], ...]]] = [
+        columns: list[tuple[_ItemsByStep, tuple[npt.NDArray[Any], ...]]] = [
             (
                 self.edges,
                 (
@@ -492,7 +494,7 @@ class _Division:
                     digest.update(np.ascontiguousarray(of_step, np.int32).data)
             yield digest.digest()
 
-    def _part(self, columns: Sequence[Sequence[int]]) -> AlikeSteps:
+    def _part(self, columns: Sequence[Sequence[int]]) -> StepsOfOneShape:
         """Return the steps of some columns, which are alike."""
         program, edges, stalls, segments = self.program, self.program.edges, self.program.stalls, self.program.segments
         first_column = columns[0]
@@ -527,7 +529,7 @@ class _Division:
         rank_of_work, rank_of_transfer = (
             np.searchsorted(program.ranks, own.rank).astype(np.int32) for own in (segments, program.transfers)
         )
-        return AlikeSteps(
+        return StepsOfOneShape(
             levels=graph.levels,
             first_piece=first_piece,
             end_piece=end_piece,
@@ -535,7 +537,7 @@ class _Division:
             fixed_edge=fixed_edge,
             first_node=place[node[program.first_node[:, first_column]]],
             last_node=place[node[program.last_node[:, first_column]]],
-            stalls=_Stalls(
+            stalls=_StallNodesOfPipeline(
                 rank=np.searchsorted(program.ranks, stalls.rank[stall]).astype(np.int32),
                 node=place[node[stalls.node[stall]]],
                 before=place[node[edges.source[lane_edge]]],

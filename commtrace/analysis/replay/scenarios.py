@@ -19,8 +19,8 @@ from commtrace.analysis.replay.observed_steps import (
     Integers,
     ObservedSteps,
     Places,
-    TransferColumns,
-    WorkColumns,
+    ModelTransfers,
+    ModelWork,
 )
 from commtrace.analysis.replay.segments import BETWEEN
 from commtrace.analysis.replay.step_statistics import StepStatistics
@@ -49,7 +49,7 @@ class LongMicrobatches:
     microbatch: Int64
     normal_ns: Float64  # of each entry; NaN if unknown
 
-    def longer_ns(self, work: WorkColumns) -> Float64:
+    def longer_ns(self, work: ModelWork) -> Float64:
         """Return the excess of each work over normal; 0 outside of these microbatches."""
         measured_ns = work.work_ns
         places = np.broadcast_arrays(work.rank, work.step, work.chunk, work.microbatch, measured_ns)[:-1]
@@ -71,7 +71,7 @@ class NormalSpeed:
     seldom: Float64  # share by which the work of a rare long step is shortened, shape (ranks, steps)
     microbatches: LongMicrobatches | None  # that are shortened
 
-    def apply(self, work: WorkColumns, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         """Return the durations of work; ``ns`` is without this rule."""
         place, measured_ns = (work.row, work.step), work.work_ns
         durations = np.where(self.is_mended[place], measured_ns * self.ratio[work.entry], measured_ns)
@@ -89,7 +89,7 @@ class NormalStages:
 
     ratio: Float64  # that share, shape (stages, steps)
 
-    def apply(self, work: WorkColumns, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         ratio = self.ratio[np.maximum(work.stage, 0), work.step]
         return np.rint(ns * np.where(work.is_in_phase, ratio, 1.0)).astype(np.int64)
 
@@ -100,7 +100,7 @@ class EqualMicrobatches:
 
     mean_ns: Int64  # of each entry
 
-    def apply(self, work: WorkColumns, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         return np.where(work.is_in_phase, self.mean_ns[work.entry], ns)
 
 
@@ -110,7 +110,7 @@ class WithoutPauses:
 
     causes: tuple[str, ...]
 
-    def apply(self, work: WorkColumns, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         for cause in self.causes:
             ns = ns - work.pause_ns(cause)
         return ns
@@ -122,7 +122,7 @@ class PromptLaunches:
 
     only_between: bool  # phases, where nothing else was recorded
 
-    def apply(self, work: WorkColumns, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         waited = np.maximum(work.launch_bound_ns, 0)
         if self.only_between:
             waited = np.where(work.kind >= BETWEEN, waited, 0)
@@ -136,7 +136,7 @@ class IdealWork:
     ns: Int64  # of each entry
     is_ideal: Bool  # of each entry; segments without an entry keep their durations
 
-    def apply(self, work: WorkColumns, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         return np.where(np.append(self.is_ideal, False)[work.entry], np.append(self.ns, 0)[work.entry], ns)
 
 
@@ -148,7 +148,7 @@ class NormalLinks:
     ratio: Float64  # normal by measured time, of each row of traffic
     normal_ns: Float64  # transfers that take no longer keep their durations
 
-    def apply(self, transfers: TransferColumns, ns: Float64) -> Float64:
+    def apply(self, transfers: ModelTransfers, ns: Float64) -> Float64:
         ratio, normal = np.append(self.ratio, 1.0)[transfers.row], np.append(self.normal_ns, 0.0)[transfers.row]
         mended = np.maximum(ns * ratio, np.minimum(ns, normal))
         return np.where(self.steps[transfers.step], mended, ns)
@@ -161,7 +161,7 @@ class IdealTransfers:
     ns: Int64  # of each kind
     is_ideal: Bool  # shape (kinds, ranks); transfers without a kind keep their durations
 
-    def apply(self, transfers: TransferColumns, ns: Float64) -> Float64:
+    def apply(self, transfers: ModelTransfers, ns: Float64) -> Float64:
         kind = transfers.kind
         if not len(self.ns):
             return ns
@@ -173,7 +173,7 @@ class IdealTransfers:
 class NoTransfers:
     """Communication takes no time once all participants have arrived."""
 
-    def apply(self, transfers: TransferColumns, ns: Float64) -> Float64:
+    def apply(self, transfers: ModelTransfers, ns: Float64) -> Float64:
         return np.zeros_like(ns)
 
 
@@ -255,7 +255,7 @@ def replay_steps(observed: ObservedSteps, places: Places, scenarios: Sequence[Sc
     return ReplayedSteps(observed.steps[drawn], replayed[:, drawn], sums)
 
 
-def durations(scenario: Scenario, work: WorkColumns, transfers: TransferColumns) -> tuple[Int64 | None, Integers]:
+def durations(scenario: Scenario, work: ModelWork, transfers: ModelTransfers) -> tuple[Int64 | None, Integers]:
     """Return the durations of work, None if they are as measured, and of transfers."""
     work_ns: Int64 | None = None
     if scenario.work:

@@ -43,8 +43,8 @@ from commtrace.trace.files.reader import RunFiles, find_files, load_files
 from commtrace.trace.run import Run
 
 MOST_BYTES: Final = 16_000_000
-"""Size of the largest run that is analysed as a whole: about two million rows, which take 1.2 GB. Windows take twice as
-long: every row is read at least twice."""
+"""Size of the largest run that is analysed as a whole: about two million rows, which take 1.2 GB. Windows take longer:
+every row is read twice."""
 
 FEWEST_STEPS: Final = 5
 """With fewer recorded steps, each window would be the whole run: a step is read with two before it and one after it."""

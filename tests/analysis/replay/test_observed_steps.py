@@ -53,7 +53,8 @@ def test_steps_take_as_long_as_in_their_program(changes: dict[str, Any]) -> None
 
 def test_steps_that_do_the_same_are_columns_of_one_shape() -> None:
     assert columns(analysed()) == [8]
-    assert columns(analysed(faults=FAULTS)) == [8]  # pauses take time, and change no order
+    # Only the step of the checkpoint has other stretches of work than the others.
+    assert columns(analysed(faults=FAULTS)) == [1, 7]
     # Where communications are missing, a step is like no other one: all of these are side by side in one column.
     assert columns(analysed(missing=0.001)) == [1, 4]
 

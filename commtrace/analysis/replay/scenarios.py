@@ -17,10 +17,10 @@ import numpy as np
 from commtrace.analysis.keys import find_rows
 from commtrace.analysis.replay.observed_steps import (
     Integers,
-    ObservedSteps,
-    Places,
     ModelTransfers,
     ModelWork,
+    ObservedSteps,
+    Places,
 )
 from commtrace.analysis.replay.segments import BETWEEN
 from commtrace.analysis.replay.step_statistics import StepStatistics

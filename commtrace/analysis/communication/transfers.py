@@ -22,7 +22,7 @@ from commtrace.trace.spans import Bool, Int64, Spans
 Float64 = npt.NDArray[np.float64]
 
 
-class ModelTransfers(NamedTuple):
+class TransferColumns(NamedTuple):
     """Columns of equal length."""
 
     row: Int64  # of the block
@@ -30,7 +30,7 @@ class ModelTransfers(NamedTuple):
     ns: Int64  # after the last participant had arrived
 
 
-def large_transfers(context: Context, block: Block) -> ModelTransfers:
+def large_transfers(context: Context, block: Block) -> TransferColumns:
     """Return the calls of at least ``SMALLEST_BYTES`` in the steps that count, of exact transfer.
 
     That is, they were matched on all members, and neither a start nor their end is a bound.
@@ -54,7 +54,7 @@ def large_transfers(context: Context, block: Block) -> ModelTransfers:
             operation, self_bytes = context.run.names[int(spans.name[one])], spans.self_bytes[rows[own]]
             factors = bus_factors(operation, int(group_size[one]), self_bytes)
             bus_bytes[own] = moved_bytes(operation, spans.bytes[rows[own]], self_bytes) * factors
-    return ModelTransfers(rows, bus_bytes, transfer_ns[rows])
+    return TransferColumns(rows, bus_bytes, transfer_ns[rows])
 
 
 def _named(run: Run, spans: Spans) -> Bool:

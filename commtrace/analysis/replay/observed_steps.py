@@ -466,7 +466,7 @@ class _ProgramBySteps:
                 (
                     node[edges.source[edge]],
                     node[edges.target[edge]],
-                    np.where(self.end_piece > 0, piece[self.first_piece], 0)[edge],
+                    np.where(self.end_piece > 0, np.append(piece, np.int32(0))[self.first_piece], 0)[edge],
                     (self.end_piece - self.first_piece)[edge],
                     (self.transfer >= 0)[edge],
                 ),

@@ -9,7 +9,7 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_pa
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
 from commtrace.analysis.steps.choice import ChosenSteps, recorded_steps
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time_of_steps
@@ -140,10 +140,10 @@ def _lost(matched: Matched) -> LostTime | None:
     if not matches.clocks_agree or any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return None
     try:
-        program = build_program(run, matches)
+        observed = ObservedProgram.of(run, matches)
     except ReplayError:
         return None
-    return lost_time_of_steps(run, program, find_stragglers(run, matches, program=program).slow)
+    return lost_time_of_steps(run, observed, find_stragglers(run, matches, observed=observed).slow)
 
 
 def _attempts_of(run: Run) -> dict[int, int]:

@@ -19,17 +19,17 @@ import numpy as np
 from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.keys import sort_groups
 from commtrace.analysis.replay.ideal import equal_stages
-from commtrace.analysis.replay.program import Program
+from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.replay.scenarios import (
     MEASURED,
     IdealWork,
     NoTransfers,
+    Replay,
     ReplayedSteps,
     Scenario,
     WithoutPauses,
-    replay_of,
 )
-from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics, WorkTable
+from commtrace.analysis.replay.step_statistics import StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.stragglers.late_hosts import is_launch_bound_job
 from commtrace.findings.causes import CAUSES, DATA, JOB, OF_DIVISION, PART_OF_LOSS, PAUSES, advice
@@ -129,10 +129,10 @@ def lost_time(
     return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_findings=tuple(of_findings))
 
 
-def lost_time_of_steps(run: Run, program: Program, slow: Sequence[Finding]) -> LostTime:
-    """Divide the time of steps that are in memory, whose clocks agree; ``program`` is that of ``run``."""
-    statistics = StatisticsParts.of(run, program).joined()
-    replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
+def lost_time_of_steps(run: Run, observed: ObservedProgram, slow: Sequence[Finding]) -> LostTime:
+    """Divide the time of steps that are in memory, whose clocks agree; ``observed`` are those of ``run``."""
+    _, steps, statistics = observed
+    replayed = Replay.of(steps, statistics).replay(scenarios_of_lost_time(statistics))
     return lost_time(statistics, replayed, slow, run.world_size if on_gpu(run) else None)
 
 

@@ -19,7 +19,7 @@ from commtrace.analysis.matching.arrivals import reports_activity
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
@@ -218,12 +218,12 @@ def _findings_of_steps(analysis: Analysis | None) -> tuple[Finding, ...]:
         return ()
     run, matches, around = analysis.run, analysis.matches, analysis.context.run
     try:
-        program = build_program(run, matches)
+        observed = ObservedProgram.of(run, matches, around)
     except ReplayError:
         return find_stragglers(run, matches, around=around).findings  # it says so
-    judgement = find_stragglers(run, matches, program=program, around=around)
+    judgement = find_stragglers(run, matches, observed=observed)
     is_long_enough = len(analysis.steps.used) >= _FEWEST_STEPS  # of fewer, it may be chance
-    lost = lost_time_of_steps(run, program, judgement.slow) if matches.clocks_agree and is_long_enough else None
+    lost = lost_time_of_steps(run, observed, judgement.slow) if matches.clocks_agree and is_long_enough else None
     return tuple(map(_dated, with_lost_time(judgement, lost)))
 
 

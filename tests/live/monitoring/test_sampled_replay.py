@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.matched import match_run
-from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.analysis.stragglers.lost_time import lost_time, scenarios_of_lost_time
 from commtrace.findings.causes import JOB, PART_OF_LOSS, STAGE_THAT_CHANGED, advice
@@ -40,7 +39,7 @@ def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, slow: Seq
 def samples(run: Run, first: int) -> ReplayedSamples:
     window = steps_of(run, range(first, first + STEPS))
     matched = match_run(ChosenSteps(window, window), f"{first}:{first + STEPS}")
-    return ReplayedSamples.of(matched.run, build_program(matched.run, matched.matches))
+    return ReplayedSamples.of(matched.run, matched.matches)
 
 
 def steps_of(run: Run, steps: range) -> Run:

@@ -29,7 +29,7 @@ from tests.e2e import prometheus
 from tests.e2e.launch import Completed, fork
 from tests.json_reading import read_back
 from tools.grafana.dashboards import dashboards
-from tools.grafana.overview import ALERTS, FOUND
+from tools.grafana.overview import ALERTS, FOUND, LAUNCH_BOUND
 from tools.prometheus_rules import Timing, alerts, recording_rules, write
 
 pytestmark = [
@@ -45,7 +45,12 @@ EMPTY_WHILE_NOBODY_IS_SLOW = {
     f"commtrace / {title}"
     for title in (f"Overview: {ALERTS}", f"Fleet: {ALERTS}", f"Overview: {FOUND}", "Overview: Slow since")
 }
-EMPTY_WITHOUT_GPUS = {"commtrace / Node: Tensor cores active", "commtrace / Node: Occupancy"}
+EMPTY_WITHOUT_GPUS = {
+    "commtrace / Node: Tensor cores active",
+    "commtrace / Node: Occupancy",
+    f"commtrace / Overview: {LAUNCH_BOUND}",
+    f"commtrace / Rank: {LAUNCH_BOUND}",
+}
 EMPTY_UNLESS_A_RANK_HANGS = {"commtrace / Health of commtrace: Ranks that wait"}
 SPLIT = "commtrace_exposed_split_seconds_total"
 SECONDS = 120
@@ -222,8 +227,8 @@ def _the_slow_rank_is_named(job: Job) -> None:
         return [title for title, expr in panels() if title not in empty and not job.has_data(expr)]
 
     def named() -> list[str]:
-        found = job.server.query("commtrace_straggler_cost_seconds")
-        return [sample.labels["straggler_rank"] for sample in found]
+        found = job.server.query('commtrace_finding_cost_seconds{kind="slow"}')
+        return [sample.labels["finding_rank"] for sample in found]
 
     prometheus.until(lambda: not without_data(), SECONDS, without_data)
     prometheus.until(lambda: named() == [SLOW_RANK], SECONDS, named)

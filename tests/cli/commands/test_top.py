@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from commtrace.cli.commands.top import draw, pause_seconds
 from commtrace.cli.main import app
-from commtrace.live.top.frame import Frame, RankRow, Slow, choose_ranks
+from commtrace.live.top.frame import Frame, RankRow, choose_ranks
 from commtrace.live.top.from_files import make_frame
 from tests.e2e.launch import REPOSITORY
 from tests.factory import EPOCH_NS
+from tests.live.findings import slow_finding
 from tests.live.top.made_frames import MS, newest, two_ranks
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
@@ -46,8 +47,9 @@ def many(count: int) -> Frame:
         )
         for rank in range(count)
     )
-    slow = Slow(3, "n", "ranks", "compute", 2.0, "It is slow.", "steps shown", "rank 3 on n")
-    return Frame("run", EPOCH_NS, num_steps=1, ranks=rows, stragglers=(slow,))
+    slow = slow_finding(3, cost_ns=2e6, share=0.2, evidence="It is slow.", since_ns=None)
+    sources = {slow.id: "steps shown"}
+    return Frame("run", EPOCH_NS, num_steps=1, ranks=rows, findings=(slow,), sources=sources)
 
 
 def test_a_whole_frame() -> None:
@@ -70,6 +72,18 @@ def test_a_whole_frame() -> None:
     ]
     bar = next(line for line in drawn(frame, 120) if line.startswith("   0"))
     assert bar.split("now  ")[1] == "████████" + "x" * 28 + "····"
+
+
+def test_how_long_devices_waited_for_their_hosts_has_a_column_where_that_is_known() -> None:
+    ranks = many(4).ranks
+    known = tuple(replace(row, launch_bound_ns=MS if row.rank == 1 else 0) for row in ranks)
+    heads = [
+        next(line for line in drawn(replace(many(4), ranks=rows)) if "compute  " in line) for rows in (known, ranks)
+    ]
+
+    assert ["launch-bound" in head for head in heads] == [True, False]
+    row = next(line for line in drawn(replace(many(4), ranks=known)) if line.startswith("   1"))
+    assert row.split()[:4] == ["1", "10.0", "5.00", "1.00"]
 
 
 def test_the_awaited_rank_is_named_after_enough_steps() -> None:

@@ -200,11 +200,11 @@ class LargeRun:
             CommtraceError: a worker died, or all files were deleted meanwhile.
         """
         outline, alignment = self.survey.outline, self.survey.alignment
-        one = partial(_measure_window, measure=measure, alignment=alignment, ranks=self.steps.ranks)
+        measure_window = partial(_measure_window, measure=measure, alignment=alignment, ranks=self.steps.ranks)
         windows = cut_windows(self.survey, self.steps, self.most_rows)
         sums: Result | None = None
         used, problems = list[int](), list[str]()
-        for part in _in_order(one, windows, self.workers):
+        for part in _in_order(measure_window, windows, self.workers):
             used += part.steps
             if self.on_progress is not None:
                 self.on_progress(len(used), len(self.steps.used))
@@ -214,15 +214,15 @@ class LargeRun:
         if sums is None:
             raise CommtraceError(f"{outline.path}: all of its steps were deleted while they were read. {problems[0]}")
         recorded = replace(outline, problems=tuple(dict.fromkeys((*outline.problems, *problems))))
-        counts = {rank: one.counts for rank, one in self.survey.ranks.items()}
+        counts = {rank: rank_survey.counts for rank, rank_survey in self.survey.ranks.items()}
         steps = self.steps if len(used) == len(self.steps.used) else replace(self.steps, used=tuple(used))
         return MeasuredRun(recorded, alignment, steps, counts, sums)
 
     def read_steps(self, steps: Sequence[int]) -> Analysis:
         """Read and analyse some of the steps that count, as far as they still exist. They may lie far apart."""
         recorded = window_of(self.survey, self.steps, steps).read()
-        found = steps_read(recorded, self.steps.ranks, sorted(steps))
-        return analyse_window(recorded, self.alignment, self.steps.ranks, found, self.steps.used)
+        steps_found = steps_read(recorded, self.steps.ranks, sorted(steps))
+        return analyse_window(recorded, self.alignment, self.steps.ranks, steps_found, self.steps.used)
 
     def replay(self, statistics: StepStatistics) -> Replay:
         """Return a replay of these steps, which reads all windows again each time."""
@@ -239,7 +239,9 @@ def survey_large_run(
 ) -> LargeRun | None:
     """Survey a large run with marked steps; return None for any other. See :func:`measure_run`."""
     segments = files.segments
-    if sum(segment.size for own in segments.values() for segment in own) <= most_bytes or _has_few_steps(segments):
+    if sum(
+        segment.size for segments_of_rank in segments.values() for segment in segments_of_rank
+    ) <= most_bytes or _has_few_steps(segments):
         return None
     try:
         survey = survey_run(files, workers.executor)

@@ -61,7 +61,7 @@ class Claim:
     """One world on its way to a directory.
 
     Args:
-        own: the world; ``session`` is now.
+        claimant: the world; ``session`` is now.
         folder: returns the ``n``-th directory that the world may have, from 1.
         files: where the file system is called.
         now: clock, in seconds.

@@ -181,7 +181,7 @@ class _StepsInFiles(NamedTuple):
 
     @property
     def counts(self) -> Mapping[int, RowCounts]:
-        return {rank: one.counts for rank, one in self.survey.ranks.items()}
+        return {rank: rank_survey.counts for rank, rank_survey in self.survey.ranks.items()}
 
     @property
     def typical_rows_of_step(self) -> int:
@@ -379,7 +379,9 @@ def survey_large_run(
 ) -> OpenedRun | None:
     """Survey a large run with marked steps; return None for any other. See :func:`measure_run`."""
     segments = files.segments
-    if sum(segment.size for own in segments.values() for segment in own) <= most_bytes or _has_few_steps(segments):
+    if sum(
+        segment.size for segments_of_rank in segments.values() for segment in segments_of_rank
+    ) <= most_bytes or _has_few_steps(segments):
         return None
     try:
         survey = survey_run(files, workers.executor)

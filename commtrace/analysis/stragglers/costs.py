@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, Float64, robust_sigma
-from commtrace.analysis.stragglers.limits import ALIKE
+from commtrace.analysis.stragglers.limits import ALIKE, LONG_STEP, LOST_STEPS
+from commtrace.analysis.stragglers.strikes import runs_of
 from commtrace.analysis.stragglers.verdict import VerdictStretch
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.finding import Occurrence
@@ -49,7 +50,8 @@ class TotalCost(NamedTuple):
     gpu_hours_per_day: float
     costliest: int  # number of the stretch in which it costs most
     cost: StragglerCost  # in a step of that stretch
-    stretches: tuple[VerdictStretch, ...]  # the steps in which it lasts, if these are not all
+    when: Occurrence  # the steps of the run in which most of it is saved
+    stretches: tuple[VerdictStretch, ...]  # the steps in which it lasts, or strikes, if these are not all
 
     @property
     def since_step(self) -> int:
@@ -82,6 +84,8 @@ def stands_out(work: WorkStatistics, cost: StragglerCost, *, rare: bool = False,
     a single strike is no chance.
     """
     limits = work.thresholds
+    if rare and makes_steps_long(work, cost):
+        return True
     if cost.ms < limits.cost_ms or cost.share < limits.share_of_step:
         return False
     if meant:
@@ -90,6 +94,16 @@ def stands_out(work: WorkStatistics, cost: StragglerCost, *, rare: bool = False,
         often = len(cost.when.steps) >= limits.fewest_strikes or not work.noise_is_known
         return often and cost.persistence >= limits.rare_persistence
     return cost.persistence >= limits.majority and cost.ms >= limits.standard_errors * cost.standard_error_ms
+
+
+def makes_steps_long(work: WorkStatistics, cost: StragglerCost) -> bool:
+    """Return whether what strikes in some steps costs a good part of them, however many other steps there are."""
+    num_struck = len(cost.when.steps)
+    if num_struck < 2 or not work.noise_is_known:
+        return False
+    total_ns = float(cost.when.total_ns)
+    least_ns = max(LONG_STEP * work.step_ns, work.thresholds.cost_ms * 1e6)
+    return total_ns >= num_struck * least_ns and total_ns >= LOST_STEPS * work.step_ns
 
 
 def gpu_hours_per_day(work: WorkStatistics, share_of_step: float) -> float:
@@ -123,9 +137,23 @@ def total_cost(
         ms, lasted = costs[costliest].ms, tuple[VerdictStretch, ...]()
     else:
         within = np.logical_or.reduce([stretches[number].steady for number in costs])
+        saved_ns = np.where(within, saved_ns, 0)
         step_ms = whole.mean_step_ns / 1e6
-        ms, lasted = mean_ms(whole.steady, np.where(within, saved_ns, 0)), _joined(stretches, costs)
-    return TotalCost(ms, gpu_hours_per_day(whole, ms / step_ms), costliest, costs[costliest], lasted)
+        ms, lasted = mean_ms(whole.steady, saved_ns), _joined(stretches, costs)
+    when = occurrence(whole.steps.tolist(), saved_ns[whole.steady])
+    if rare and when.is_rare:
+        lasted = struck_stretches(whole, saved_ns, when)
+    return TotalCost(ms, gpu_hours_per_day(whole, ms / step_ms), costliest, costs[costliest], when, lasted)
+
+
+def struck_stretches(work: WorkStatistics, saved_ns: Int64, when: Occurrence) -> tuple[VerdictStretch, ...]:
+    """Return the stretches of consecutive steps that save at least half as much as those that save most of it."""
+    saved, steps = saved_ns[work.steady], work.steps
+    is_struck = saved >= saved[np.isin(steps, when.steps)].mean() / 2
+    return tuple(
+        VerdictStretch(int(steps[run.first]), int(steps[run.last]), float(saved[run.first : run.last + 1].mean()) / 1e6)
+        for run in runs_of(np.flatnonzero(is_struck).tolist())
+    )
 
 
 def mean_ms(steps: Bool, saved_ns: Int64 | Float64) -> float:

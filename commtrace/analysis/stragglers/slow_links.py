@@ -15,9 +15,17 @@ import numpy as np
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
 from commtrace.analysis.replay.step_statistics import LinkTraffic, TransferLink, TransferTable
-from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
+from commtrace.analysis.statistics import MAD_TO_SIGMA, MEDIAN_DISTANCE, Float64, grouped_median, nan_median
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
-from commtrace.analysis.stragglers.costs import TotalCost, cost_of, stands_out, total_cost
+from commtrace.analysis.stragglers.costs import (
+    TotalCost,
+    cost_of,
+    gpu_hours_per_day,
+    makes_steps_long,
+    stands_out,
+    struck_stretches,
+    total_cost,
+)
 from commtrace.analysis.stragglers.limits import (
     ALIKE,
     FAST_PERCENTILE,
@@ -25,8 +33,10 @@ from commtrace.analysis.stragglers.limits import (
     LINKS,
     MOST_OF_STEP,
     SHARE_OF_HOST,
+    STRUCK,
 )
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
+from commtrace.analysis.stragglers.strikes import not_by_chance, runs_of
 from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import LINK, NETWORK, RANKS, advice
@@ -91,6 +101,9 @@ class LinkTransfers:
         medians = grouped_median(self.row * count + self.step, self.ns, len(self) * count)
         return np.asarray(medians.reshape(-1, count)[:, steps])
 
+
+_OFTEN: Final = 0.5
+"""Share of consecutive steps, in each of which some link is slow, in which a link must be."""
 
 _CAUSE: Final = "communication"
 _NORMAL: Final = {
@@ -166,13 +179,69 @@ def slow_links(
             costliest = next(part for part in own if part.stretch == cost.costliest)
             verdicts.append(_verdict(transfers, found[costliest.stretch], costliest.suspicion, cost))
             named += own
-    if not named:
+    normal = _normal_links(found, named)
+    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks)
+    verdicts += [one.verdict for one in in_few_steps]
+    normal += Scenario(transfers=tuple(one.rule for one in in_few_steps))
+    if not verdicts:
         unknown = np.isnan(usual_ns) | (usual.by == PAST)
         said = _most_links(replay, others, transfers, found[0], unknown)
         said = said or _most_of_step(replay, others, transfers, found[0], unknown)
         return SlowLinks([], undecided=(said,) if said else (), healthy_ns=healthy_ns)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    return SlowLinks(ordered, _normal_links(found, named), healthy_ns=healthy_ns)
+    return SlowLinks(ordered, normal, healthy_ns=healthy_ns)
+
+
+class _FewSteps(NamedTuple):
+    """Links that are slow in a few steps, and the rule by which they are not."""
+
+    verdict: Verdict
+    rule: NormalLinks
+
+
+def _slow_in_few_steps(
+    work: WorkStatistics,
+    replay: Replay,
+    others: Scenario,
+    transfers: LinkTransfers,
+    found: Sequence[_Links],
+    slow_ranks: Collection[int],
+) -> list[_FewSteps]:
+    """Find the links that are slow in a few steps only; those that ``found`` calls slow are not looked at."""
+    if not work.noise_is_known:
+        return []
+    per_step = transfers.per_step_ns(work.steady)
+    typical = nan_median(per_step)
+    touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
+    is_known = np.isfinite(typical) & ~touches_slow & ~np.logical_or.reduce([links.is_slow for links in found])
+    scatter = MAD_TO_SIGMA * nan_median(np.abs(per_step - typical[:, np.newaxis]))
+    least = np.maximum((1 + LINKS.share) * typical, typical + STRUCK * scatter)
+    is_struck = is_known[:, np.newaxis] & (np.nan_to_num(per_step) > np.nan_to_num(least)[:, np.newaxis])
+    steps: dict[Suspicion, set[int]] = {}
+    for first, last in runs_of(np.flatnonzero(is_struck.any(axis=0)).tolist()):
+        is_slow = is_struck[:, first : last + 1].mean(axis=1) >= _OFTEN
+        for suspicion in suspicions_of(work.run, transfers.links, is_known, is_slow):
+            struck = is_struck[sorted(suspicion.rows)].any(axis=0)
+            steps.setdefault(suspicion, set()).update(np.flatnonzero(struck[first : last + 1]) + first)
+    num_links = len({frozenset(link.ranks) for link in transfers.links})
+    slow = []
+    for suspicion, at in not_by_chance(steps, num_links, work.num_steps).items():
+        chosen = np.zeros(len(work.steady), np.bool_)
+        chosen[np.flatnonzero(work.steady)[list(at)]] = True
+        ns = np.nan_to_num(nan_median(per_step[:, list(at)]))
+        rows = sorted(suspicion.rows)
+        links = _Links(work.within(chosen), ns, is_known, typical, is_known, is_known, (PAST,) * len(ns))
+        ratio, normal_ns = np.ones(len(ns)), np.zeros(len(ns))
+        ratio[rows], normal_ns[rows] = typical[rows] / np.maximum(ns[rows], 1.0), typical[rows]
+        rule = NormalLinks(chosen, ratio, normal_ns)
+        saved_ns = replay.saved_ns(Scenario(transfers=(rule,)), others)
+        cost = cost_of(work, saved_ns, rare=True)
+        if makes_steps_long(work, cost):
+            gpu_hours = gpu_hours_per_day(work, cost.share)
+            stretches = struck_stretches(work, saved_ns, cost.when)
+            total = TotalCost(cost.ms, gpu_hours, 0, cost, cost.when, stretches)
+            slow.append(_FewSteps(_verdict(transfers, links, suspicion, total), rule))
+    return slow
 
 
 def _healthy(transfers: LinkTransfers, found: _Links) -> dict[LinkTraffic, float]:
@@ -315,6 +384,7 @@ def _verdict(transfers: LinkTransfers, found: _Links, one: Suspicion, cost: Tota
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=cost.gpu_hours_per_day,
         persistence=cost.cost.persistence,
+        occurrence=cost.when.describe() if cost.when.is_rare and cost.stretches else "",
         evidence=_evidence(one, found),
         next_step=advice(_CAUSE, len(one.ranks)),
         members=tuple(_member(transfers, found, one, rank) for rank in one.ranks),

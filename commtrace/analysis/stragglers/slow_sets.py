@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
-from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, total_cost
+from commtrace.analysis.stragglers.costs import TotalCost, cost_of, makes_steps_long, mean_ms, total_cost
 from commtrace.analysis.stragglers.evidence import (
     THROTTLED,
     DeviceEvidence,
@@ -191,6 +191,9 @@ def _without_idle_members(costs: _Costs, slow: Sequence[tuple[SlowRank, ...]]) -
             work = costs.stretches[number].work
             limits = work.thresholds
             least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * work.step_ns) / max(len(own), 1)
+            is_rare = all(one.is_rare for one in own if _rank_aspect(one) == smallest)
+            if is_rare and makes_steps_long(work, cost_of(work, lost, rare=True)):
+                continue
             if float(lost[work.steady].mean()) < least_ns:
                 left[number] = without[number]
     return left
@@ -257,7 +260,7 @@ def _verdict(
     compared = (cause in ("compute", LATE) or CAUSES[cause].phase) and not is_rare
     launches = least(launches_of(found.work, member.rank, slow) for member in members) if compared else None
     persistence = cost.cost.persistence if is_rare or len(members) > 1 else first.persistence
-    in_few_steps = is_rare and cost.cost.when.is_rare
+    in_few_steps = is_rare and cost.when.is_rare
     return Verdict(
         rank=first.rank,
         host=run.ranks[first.rank].metadata.node,
@@ -277,7 +280,7 @@ def _verdict(
             launches,
         ),
         next_step=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
-        occurrence=cost.cost.when.describe() if in_few_steps else "",
+        occurrence=cost.when.describe() if in_few_steps else "",
         members=tuple(
             NamedRank(
                 one.rank,
@@ -289,7 +292,7 @@ def _verdict(
             for one, share in zip(members, shares, strict=True)
         ),
         stretches=cost.stretches,
-        since_step=cost.cost.when.steps[0] if in_few_steps else cost.since_step,
+        since_step=cost.when.steps[0] if in_few_steps else cost.since_step,
     )
 
 
@@ -320,6 +323,9 @@ def _who(run: Run, key: _SetKey) -> str:
 
 def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost) -> str:
     """Return ``so in 9 of 9 steps``."""
+    if cost.when.is_rare and cost.stretches:
+        struck = sum(stretch.last - stretch.first + 1 for stretch in cost.stretches)
+        return f"so in {struck} of {cost.when.num_steps} steps"
     first, last = int(work.steps[0]), int(work.steps[-1])
     often = f"so in {round(persistence * work.num_steps)} of {work.num_steps} steps"
     whole = not cost.stretches or any((one.first, one.last) == (first, last) for one in cost.stretches)

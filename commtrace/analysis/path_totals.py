@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
+from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
@@ -16,7 +17,6 @@ from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, witho
 from commtrace.analysis.steps.choice import ChosenSteps, recorded_steps
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.findings.formatting import ranges
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
 from commtrace.trace.files.tail import RunTail
@@ -147,9 +147,9 @@ def _lost(matched: Matched) -> LostTime | None:
     except ReplayError:
         return None
     statistics = StatisticsParts.of(run, program).joined()
-    verdicts = find_stragglers(run, matches, program=program).verdicts
+    slow = find_stragglers(run, matches, program=program).slow
     replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
-    return lost_time(statistics, replayed, verdicts, run.world_size if on_gpu(run) else None)
+    return lost_time(statistics, replayed, slow, run.world_size if on_gpu(run) else None)
 
 
 def _attempts_of(run: Run) -> dict[int, int]:

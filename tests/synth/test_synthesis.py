@@ -20,6 +20,7 @@ from commtrace.synth import FREE, Fault, Job, SimulatedClock, Synthetic, random_
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.spans import DTYPE_OF_COLUMN
+from tests.findings.reading import ms
 
 SMALL = Job(tp=2, pp=2, dp=2, microbatches=4, steps=3)
 JUDGED = Job(tp=1, pp=2, dp=4, microbatches=4, steps=12)
@@ -102,13 +103,13 @@ def test_a_fault_is_found_and_costs_what_it_truly_costs(
     job = replace(JUDGED, faults=(Fault.parse(fault),), gpus_per_host=2 if place == "host" else 4)
     made = synthesize(job)
     analysis = analyse(made.run)
-    (verdict,) = find_stragglers(analysis.run, analysis.matches).verdicts
+    (verdict,) = find_stragglers(analysis.run, analysis.matches).slow
 
     (fault_truth,) = made.truth["faults"]
     assert (verdict.place, verdict.cause, tuple(sorted(verdict.ranks))) == (place, cause, ranks)
     assert fault_truth["cause"] == cause
     true_ms = fault_truth["cost_ns_per_step"] / 1e6
-    assert verdict.cost_ms_per_step == pytest.approx(true_ms, rel=0.1)
+    assert ms(verdict.cost_ns) == pytest.approx(true_ms, rel=0.1)
 
 
 def test_a_slow_link_lengthens_only_its_own_transfers() -> None:

@@ -48,6 +48,7 @@ from commtrace.analysis.stragglers.places import places_of, ranks_struck
 from commtrace.analysis.stragglers.strikes import not_by_chance
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import DATA, GC, MEANT, PAUSES
+from commtrace.findings.finding import Norm
 from commtrace.trace.spans import Bool, Int32, Int64
 
 WORK: Final = "work"
@@ -70,7 +71,7 @@ class SlowRank:
     excess_ns: Mapping[str, float]  # by cause; WORK and SELDOM: ``compute``, LATE or SEQUENCES, …
     beyond: str  # WORK, SELDOM, MICROBATCHES or one of PAUSES
     normal_ns: float
-    norm_source: str  # the source of ``normal_ns``
+    norm_source: Norm  # the source of ``normal_ns``
     persistence: float  # share of the steps in which its excess is at least half as large as usual
 
     @property
@@ -105,7 +106,7 @@ class SlowRanks:
         return self.judged.undecided if self.work.noise_is_known else ()
 
 
-def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before_by: str = PAST) -> SlowRanks:
+def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before_by: Norm = PAST) -> SlowRanks:
     """Judge the typical work and the pauses of every rank; of few steps, whose noise is not known, only the pauses.
 
     ``before_ns`` is, by rank, its work while the job was healthy: in its PAST or in a BASELINE (``before_by``).

@@ -269,7 +269,7 @@ def _slow_ranks(asked: Sequence[str], analysis: Analysis) -> tuple[int, ...]:
 
 def _named_slow_ranks(analysis: Analysis) -> tuple[int, ...]:
     found = find_stragglers(analysis.replayed.run, analysis.replayed.matches)
-    slow = (verdict.ranks for verdict in found.verdicts if CAUSES[verdict.cause].mended_at != "link")
+    slow = (finding.ranks for finding in found.slow if CAUSES[finding.cause].mended_at != "link")
     return tuple(sorted({rank for ranks in slow for rank in ranks}))
 
 

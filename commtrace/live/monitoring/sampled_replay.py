@@ -25,7 +25,6 @@ from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
 from commtrace.analysis.stragglers.late_hosts import LaunchLateness, launches_of
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
-from commtrace.analysis.stragglers.list_of_findings import list_findings
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
     compare_microbatches,
@@ -44,7 +43,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CHECKPOINT, PAUSES
-from commtrace.findings.finding import Finding
+from commtrace.findings.finding import Finding, ranked
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
@@ -195,7 +194,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         causes = {rank: (MICROBATCHES if rank in has_long_ones else WORK, *pauses) for rank in ranks}
         return Scenario(work=(normal_speed(found, causes),)) if ranks else MEASURED
 
-    verdicts, others, undecided, healthy = of_no_single_rank(
+    findings, others, undecided, healthy = of_no_single_rank(
         work, replay, everybody, as_normal(everybody), LIVE, usual=past.usual
     )
     past.add(healthy)
@@ -206,7 +205,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
 
     def cost_ns(ranks: frozenset[int], of: frozenset[int]) -> float:
         """Return the cost of ``ranks`` with the rest of ``of`` mended as well."""
-        return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ms * 1e6
+        return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ns
 
     of_rank: dict[int, Price] = {}
     for one in slow:
@@ -215,10 +214,10 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
             alone = frozenset({rank})
             each = (cost_ns(alone, everybody), cost_ns(alone, alone)) if len(everybody) <= MOST_SHARES else (None, None)
             of_rank[rank] = Price(set_ns, *each)
-    has_stage = any(verdict.cause == _STAGE for verdict in verdicts)
+    has_stage = any(finding.cause == _STAGE for finding in findings)
     return Priced(
         of_rank=of_rank,
-        of_no_rank=list_findings(verdicts, ()),
+        of_no_rank=ranked(findings),
         explained_ns=_explained_ns(found),
         phases={rank: slow_phase(found.work, one) for one in slow for rank in one},
         phase_texts={rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
@@ -226,7 +225,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         late=frozenset(rank for rank in everybody if launches_late(found.work, rank)),
         longer_inputs=inputs,
         replica_of=replica_of_ranks(work.run),
-        undecided=undecided,
+        undecided=tuple(finding.evidence for finding in undecided),
         not_looked_for=_UNKNOWN_THEN if slow or has_stage else (),
     )
 

@@ -22,10 +22,10 @@ from commtrace.analysis.stragglers.limits import (
     WINDOWS_TO_NAME,
     Thresholds,
 )
-from commtrace.analysis.stragglers.list_of_findings import list_findings
 from commtrace.analysis.stragglers.places import RankPlace
 from commtrace.analysis.stragglers.search import NO_PEERS
-from commtrace.findings.finding import Finding, ranked
+from commtrace.findings.causes import JOB
+from commtrace.findings.finding import Finding, not_judged, ranked
 from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.device_readings import DeviceReadings
 from commtrace.live.monitoring.past import JobPast
@@ -113,9 +113,8 @@ class Watch:
     def findings(self) -> tuple[Finding, ...]:
         """Return what holds now, and what could not be judged if that lasts, in the order of ``findings.ranked``."""
         reasons = dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting))
-        not_judged = list_findings((), reasons)
         named = [*self._ranks.named, *self._pauses.named, *self._job_wide.named]
-        return ranked([*self.reporting.findings, *named, *not_judged])
+        return ranked([*self.reporting.findings, *named, *(not_judged(JOB, reason) for reason in reasons)])
 
     def join(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
         """Take the newest report of every rank, at ``now`` in epoch seconds, and return the changes.

@@ -21,7 +21,6 @@ from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.list_of_findings import list_findings
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.findings.causes import HOST, JOB, OF_DIVISION
@@ -213,8 +212,8 @@ def _median(values: Sequence[int]) -> int | None:
 def _findings_of_steps(analysis: Analysis | None) -> tuple[Finding, ...]:
     if analysis is None or any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         return ()
-    found = find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
-    return tuple(map(_dated, list_findings(found.verdicts, found.abstentions)))
+    judgement = find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
+    return tuple(map(_dated, judgement.findings))
 
 
 def _dated(finding: Finding) -> Finding:

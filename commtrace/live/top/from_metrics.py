@@ -27,11 +27,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from commtrace.analysis.stragglers.late_hosts import LATE
 from commtrace.analysis.stragglers.limits import SUMS
-from commtrace.analysis.stragglers.list_of_findings import list_findings
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.causes import CAUSES, HOST, LINK, LOSSES, NETWORK, PLACES, RANKS, STAGE, TENSOR_GROUP, advice
-from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, ranked
+from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, not_judged, ranked
 from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.findings.progress import no_progress
 from commtrace.live.http.deadline import Deadline
@@ -428,7 +427,7 @@ def frame_of_totals(
     shown = [(finding, MONITOR) for finding in _from_monitor(found, rows, step_ns)]
     shown += [(finding, ALERT) for finding in _from_alerts(alerts) if not _is_named(finding, shown)]
     shown += [(finding, METRICS) for finding in _from_work(shown_totals) if not _is_named(finding, shown)]
-    of_all = [] if len(rows) > 1 else [*list_findings((), ("One rank alone does not show who is slow.",))]
+    of_all = [] if len(rows) > 1 else [not_judged(RANKS, "One rank alone does not show who is slow.")]
     of_all += _stalled(rows, step_ns)
     return Frame(
         source=source,

@@ -55,25 +55,25 @@ def test_only_what_chance_does_not_explain_is_kept() -> None:
 def test_a_fault_of_some_steps_is_named_with_them_and_its_cost(fault: str, who: str, cause: str, last: int) -> None:
     findings, cost_ms = judged([f"{fault}@10:{last + 1}"], **TWO_HOSTS)
 
-    (verdict,) = findings.verdicts
-    assert (verdict.who, verdict.cause) == (who, cause)
-    assert [(stretch.first, stretch.last) for stretch in verdict.stretches] == [(10, last)]
-    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+    (finding,) = findings.slow
+    assert (finding.who, finding.cause) == (who, cause)
+    assert [(stretch.first, stretch.last) for stretch in finding.stretches] == [(10, last)]
+    assert (finding.cost_ns or 0.0) == pytest.approx(cost_ms * 1e6, rel=0.1)
 
 
 def test_a_permanent_fault_and_one_of_some_steps_are_both_named() -> None:
     findings = found(["slow-rank=5:1.3", "slow-link=2:3@10:15"], **TWO_HOSTS)
 
-    assert [(verdict.ranks, verdict.cause) for verdict in findings.verdicts] == [
+    assert [(finding.ranks, finding.cause) for finding in findings.slow] == [
         ((5,), "compute"), ((2,), "communication")]  # fmt: skip
-    assert [(stretch.first, stretch.last) for stretch in findings.verdicts[1].stretches] == [(10, 14)]
+    assert [(stretch.first, stretch.last) for stretch in findings.slow[1].stretches] == [(10, 14)]
 
 
 def test_single_steps_of_several_ranks_name_nobody() -> None:
     faults = [f"slow-rank={rank}:2@{step}:{step + 1}" for rank, step in ((1, 5), (6, 12), (11, 20), (14, 33))]
-    assert found(faults, **TWO_HOSTS).verdicts == ()
+    assert found(faults, **TWO_HOSTS).slow == ()
 
 
 def test_steps_that_are_longer_on_all_ranks_name_nobody() -> None:
     every_rank = ",".join(map(str, range(16)))
-    assert found([f"slow-rank={every_rank}:2@10:13"], **TWO_HOSTS).verdicts == ()
+    assert found([f"slow-rank={every_rank}:2@10:13"], **TWO_HOSTS).slow == ()

@@ -74,8 +74,8 @@ def test_the_monitor_named_what_its_events_and_its_status_say(tmp_path: Path) ->
     assert found == RunVerdict(
         "monitor", "monitor", 1, 1_700_000_005_500_000_000, 7,
         (
-            Named("rank 1 on alpha", "ranks", "data", 5.0, "", (1,), ("alpha",)),
-            Named("rank 1 on beta", "ranks", "compute", 4.0, "", (1,), ("beta",)),
+            Named("rank 1 on alpha", "ranks", "data", 5.0, "", (1,), ("alpha",), 0.12),
+            Named("rank 1 on beta", "ranks", "compute", 4.0, "", (1,), ("beta",), 0.12),
         ),
     )  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_the_files_of_a_real_monitor_are_read(tmp_path: Path) -> None:
 
     assert verdict is not None
     assert (verdict.judged_ns, verdict.last_step) == (2 * 10**18, 41)
-    assert verdict.named == (Named("rank 3 on beta", "ranks", "compute", 7.5, "", (3,), ("beta",)),)
+    assert verdict.named == (Named("rank 3 on beta", "ranks", "compute", 7.5, "", (3,), ("beta",), 0.12),)
 
 
 def test_a_torn_line_of_the_monitor_is_passed_over(tmp_path: Path) -> None:

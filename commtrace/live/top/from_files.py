@@ -264,6 +264,7 @@ def _row(
         step_ns=mean.wall_ns,
         parts={part: mean.part(part) for part in PARTS},
         exposed={role: Exposed(one.total_ns, one.wait_ns, one.transfer_ns) for role, one in mean.exposed.items()},
+        launch_bound_ns=None if mean.launch_bound_ns is None else sum(mean.launch_bound_ns.values()),
         waits_for=waited_for,
         waits_ns=waits[waited_for] // len(used) if waits and waited_for is not None else 0,
         blame_ns=mean.blame_ns,

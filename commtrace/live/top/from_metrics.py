@@ -175,6 +175,7 @@ class ScrapedTotals:
     dropped: float | None = None  # spans
     last_step: int = -1  # −1 before the first
     ended: float | None = None  # epoch seconds of its end
+    launch_bound: float | None = None  # None if unknown
     is_in_unknown_stage: bool = False  # nobody told which ranks do the same work in its pipeline
     # by role, wait and transfer of the calls that the monitor compared
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -194,6 +195,7 @@ class ScrapedTotals:
                 for role, (wait, transfer) in self.split.items()
             },
             work=None if self.work is None else self.work - (before.work or 0.0),
+            launch_bound=None if self.launch_bound is None else self.launch_bound - (before.launch_bound or 0.0),
         )
 
 
@@ -323,6 +325,7 @@ _SERIES: Final = (
     "commtrace_exposed_seconds_total",
     "commtrace_exposed_split_seconds_total",
     *(f"commtrace_{part}_seconds_total" for part in (*_PARTS, "work")),
+    "commtrace_launch_bound_seconds_total",
     "commtrace_spans_dropped_total",
     "commtrace_last_step",
     "commtrace_last_step_timestamp_seconds",
@@ -390,6 +393,8 @@ def totals_of(samples: Iterable[MetricSample]) -> Totals:
             one.split[role] = (wait + value, transfer) if is_wait else (wait, transfer + value)
         elif name == "commtrace_work_seconds_total":
             one.work = value
+        elif name == "commtrace_launch_bound_seconds_total":
+            one.launch_bound = (one.launch_bound or 0.0) + value
         elif name == "commtrace_spans_dropped_total":
             one.dropped = (one.dropped or 0.0) + value
         elif name == "commtrace_last_step":
@@ -476,6 +481,7 @@ def _row(so_far: ScrapedTotals, added: ScrapedTotals | None, now_ns: int) -> Ran
         row,
         step_ns=round(1e9 * added.seconds / added.steps),
         parts={**per_step, "exposed": sum(exposed.values())},
+        launch_bound_ns=None if added.launch_bound is None else round(1e9 * added.launch_bound / added.steps),
         exposed={role: _split(ns, *added.split.get(role, (0.0, 0.0))) for role, ns in exposed.items() if ns},
     )
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from commtrace.errors import RunNotFoundError, TraceFormatError
+from commtrace.findings.causes import advice
 from commtrace.findings.finding import Finding
 from commtrace.findings.status import MonitorStatus
 from commtrace.live.top.frame import PARTS, Exposed, Frame
 from commtrace.live.top.from_files import FileSource, make_frame, read_monitor, steps_of
+from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import Newest
@@ -81,6 +83,17 @@ def test_a_slow_rank_is_named_with_its_cost() -> None:
     assert slow.cost_ns > 5 * MS
     assert slow.since_ns is None, "it may have begun before the steps shown"
     assert frame.verdict == f"Straggler: {slow.line()}."
+
+
+def test_a_job_whose_hosts_are_late_is_launch_bound_on_every_rank() -> None:
+    late = synthesize(Job(dp=4, steps=20, faults=(Fault.parse("late-launch=0,1,2,3:20"),))).run
+    frame = make_frame(newest(late, 4, 20), 16, EPOCH_NS)
+
+    (slow,) = frame.slow
+    assert (slow.words, slow.place) == ("launch-bound work, late host", "job")
+    assert slow.cost_ns == pytest.approx(20 * MS, rel=0.05)
+    assert slow.advice == advice("host", 0, "job")
+    assert [row.launch_bound_ns for row in frame.ranks] == [pytest.approx(20 * MS, rel=0.05)] * 4
 
 
 def test_too_few_steps_are_said_to_be_too_few() -> None:

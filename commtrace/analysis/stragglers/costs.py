@@ -156,18 +156,20 @@ def total_cost(
         ns, lasted = mean_ns(whole.steady, saved_ns), _joined(stretches, costs)
     when = occurrence(whole.steps.tolist(), saved_ns[whole.steady])
     if rare and when.is_rare:
-        lasted = struck_stretches(whole, saved_ns, when)
+        when, lasted = struck_steps(whole, saved_ns, when)
     return TotalCost(ns, gpu_hours_per_day(whole, ns / step_ns), costliest, costs[costliest], when, lasted)
 
 
-def struck_stretches(work: WorkStatistics, saved_ns: Int64, when: Occurrence) -> tuple[Stretch, ...]:
-    """Return the stretches of consecutive steps that save at least half as much as those that save most of it."""
+def struck_steps(work: WorkStatistics, saved_ns: Int64, when: Occurrence) -> tuple[Occurrence, tuple[Stretch, ...]]:
+    """Return the steps that save at least half as much as those of ``when``, which save most of it, with stretches."""
     saved, steps = saved_ns[work.steady], work.steps
-    is_struck = saved >= saved[np.isin(steps, when.steps)].mean() / 2
-    return tuple(
+    struck = np.flatnonzero(saved >= saved[np.isin(steps, when.steps)].mean() / 2).tolist()
+    stretches = tuple(
         Stretch(int(steps[run.first]), int(steps[run.last]), float(saved[run.first : run.last + 1].mean()))
-        for run in runs_of(np.flatnonzero(is_struck).tolist())
+        for run in runs_of(struck)
     )
+    in_all = Occurrence(tuple(steps[struck].tolist()), when.total_ns, when.num_steps)
+    return in_all if in_all.is_rare else when, stretches
 
 
 def finding_of(

@@ -24,7 +24,7 @@ from commtrace.analysis.stragglers.costs import (
     finding_of,
     makes_steps_long,
     stands_out,
-    struck_stretches,
+    struck_steps,
     total_cost,
     whole_cost,
 )
@@ -239,9 +239,10 @@ def _slow_in_few_steps(
         saved_ns = replay.saved_ns(Scenario(transfers=(rule,)), others)
         cost = cost_of(work, saved_ns, rare=True)
         if makes_steps_long(work, cost):
-            total = whole_cost(work, cost)._replace(stretches=struck_stretches(work, saved_ns, cost.when))
+            when, stretches = struck_steps(work, saved_ns, cost.when)
+            total = whole_cost(work, cost)._replace(when=when, stretches=stretches)
             named = _finding(transfers, links, suspicion, total)
-            slow.append(_FewSteps(replace_fields(named, occurrence=cost.when), rule))
+            slow.append(_FewSteps(replace_fields(named, occurrence=when), rule))
     return slow
 
 

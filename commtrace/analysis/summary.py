@@ -28,11 +28,12 @@ from commtrace.analysis.largest_loss import ONLY_DUMPS, verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.memory import RankMemory, peak_memory
-from commtrace.analysis.pipeline.bubble import BubbleCauses
-from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
+from commtrace.analysis.pipeline.bubble import BubbleCauses, replayed_bubbles
+from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.problems import find_problems, find_step_numbers
 from commtrace.analysis.replay.ideal import Ideal
-from commtrace.analysis.replay.scenarios import Places, ReplayedSteps, Scenario, check_steps
+from commtrace.analysis.replay.observed_steps import ObservedSteps, Places
+from commtrace.analysis.replay.scenarios import ReplayedSteps, Scenario, check_steps, replay_steps
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import ChosenSteps, StepChoice, recorded_steps
@@ -50,8 +51,6 @@ from commtrace.analysis.windows.run import (
     WholeRun,
     Workers,
     open_run,
-    place_program,
-    replay_analysis,
 )
 from commtrace.findings.causes import JOB
 from commtrace.findings.finding import SLOW, Finding
@@ -298,9 +297,8 @@ def _replay(run: WholeRun | LargeRun, measured: SummarySums) -> _Replayed:
     ideal = Ideal.of(work.steps) if pipeline.is_pipeline else None
     if not scenarios and ideal is None:
         return _Replayed(pipeline.pipeline(), judgement)
-    # Everything with ideal durations at once: each window is read once for it.
-    measure = partial(_replay_ideal, places=Places.of(work.steps), scenarios=scenarios, ideal=ideal)
-    replayed = run.measure(measure).result
+    # Everything with ideal durations at once: a window whose model was not kept is read once for it.
+    replayed = run.read(partial(_replay_ideal, places=Places.of(work.steps), scenarios=scenarios, ideal=ideal))
     check_steps(work.steps, replayed.steps)
     lost = None
     if scenarios:
@@ -322,12 +320,10 @@ class _ReplayedIdeal:
 
 
 def _replay_ideal(
-    analysis: Analysis, places: Places, scenarios: Sequence[Scenario], ideal: Ideal | None
+    observed: ObservedSteps, places: Places, scenarios: Sequence[Scenario], ideal: Ideal | None
 ) -> _ReplayedIdeal:
-    if ideal is None:
-        return _ReplayedIdeal(replay_analysis(analysis, places, scenarios), None)
-    replay = partial(place_program(analysis, places).replay, scenarios)
-    return _ReplayedIdeal(*_side_by_side(analysis, replay, partial(replay_bubbles, analysis, ideal)))
+    causes = None if ideal is None else replayed_bubbles(observed, ideal)
+    return _ReplayedIdeal(replay_steps(observed, places, scenarios), causes)
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

@@ -172,7 +172,9 @@ def _measure(analysis: Analysis) -> _Measured:
         program = analysis.program
     except ReplayError:
         return _Measured(totals, None)  # the bubble is measured all the same; its causes are then left out
-    return _Measured(totals, StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers))
+    work, transfers, replayed_ns = analysis.work, analysis.transfers, analysis.observed.step_ns()
+    parts = StatisticsParts.of(analysis.replayed.run, program, work, transfers, replayed_ns=replayed_ns)
+    return _Measured(totals, parts)
 
 
 def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
@@ -186,19 +188,10 @@ def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
 def pipeline_with_causes(
     run: WholeRun | LargeRun, totals: PipelineTotals, statistics: StepStatistics | None
 ) -> Pipeline | None:
-    """Return the pipeline of measured steps; ``statistics`` are of its replay, without which its causes are left out.
-
-    The run is read once for the causes.
-    """
+    """Return the pipeline of measured steps; without ``statistics``, those of its replay, its causes are left out."""
     if statistics is None or not totals.is_pipeline:
         return totals.pipeline()
-    return totals.pipeline(run.measure(partial(replay_bubbles, ideal=Ideal.of(statistics))).result)
-
-
-def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
-    """Replay the steps of an analysis with ever more ideal durations."""
-    rows, work_ns = analysis.replayed, ideal.of_work(analysis.work)
-    return replayed_bubbles(rows.run, analysis.program, rows.roles, work_ns, ideal.of_transfers(analysis.transfers))
+    return totals.pipeline(run.read(partial(replayed_bubbles, ideal=Ideal.of(statistics))))
 
 
 def _of_several_pipelines(

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.coverage import RowCounts
-from commtrace.analysis.replay.scenarios import PlacedProgram, Places, Replay, ReplayedSteps, Scenario, replay_of
+from commtrace.analysis.replay.observed_steps import ObservedSteps
+from commtrace.analysis.replay.scenarios import Addable, Replay
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.choice import StepChoice, choose_steps, without_torn_steps
 from commtrace.analysis.windows.step_windows import (
@@ -41,8 +43,8 @@ from commtrace.trace.files.reader import RunFiles, find_files, load_files
 from commtrace.trace.run import Run
 
 MOST_BYTES: Final = 16_000_000
-"""Size of the largest run that is analysed as a whole: about two million rows, which take 1.2 GB. Windows take twice as
-long: every row is read at least twice."""
+"""Size of the largest run that is analysed as a whole: about two million rows, which take 1.2 GB. Windows take longer:
+every row is read twice."""
 
 FEWEST_STEPS: Final = 5
 """With fewer recorded steps, each window would be the whole run: a step is read with two before it and one after it."""
@@ -52,12 +54,6 @@ _ADVICE: Final = (
     "It may have run out of memory, of which each worker takes about 300 MB: use --workers 1, or give the workers of a "
     "cluster more memory or fewer threads each."
 )
-
-
-class Addable(Protocol):
-    """A measurement of some steps; the sum of several is that of all of these steps."""
-
-    def __add__(self, other: Any, /) -> Any: ...
 
 
 Result = TypeVar("Result", bound=Addable)
@@ -163,9 +159,31 @@ class WholeRun:
         """Return the analysis of all steps."""
         return self.analysis
 
+    def read(self, reading: Callable[[ObservedSteps], Result]) -> Result:
+        """Return what is read off the model of the steps that count. Raise ReplayError if they cannot be replayed."""
+        return reading(self.analysis.observed)
+
     def replay(self, statistics: StepStatistics) -> Replay:
         """Return a replay of these steps."""
-        return replay_of(self.analysis.replayed.run, self.analysis.program, statistics)
+        return Replay(statistics, self.read)
+
+
+MOST_KEPT: Final = 256_000_000
+"""Bytes of models of windows that are kept: those of about 30 million rows. The other windows are read again."""
+
+
+@dataclass(slots=True)
+class _KeptModels:
+    """The models of the first windows, so that a replay reads none of them again."""
+
+    of_windows: dict[tuple[int, ...], ObservedSteps]  # by their steps
+    are_all: bool = False
+    num_bytes: int = 0
+
+    def add(self, steps: tuple[int, ...], model: ObservedSteps) -> None:
+        if steps not in self.of_windows and self.num_bytes + model.num_bytes <= MOST_KEPT:
+            self.of_windows[steps] = model
+            self.num_bytes += model.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +195,7 @@ class LargeRun:
     workers: Workers = ALONE
     most_rows: int = MOST_ROWS  # of a window, unless a single step has more
     on_progress: OnProgress | None = None
+    _kept: _KeptModels = field(default_factory=lambda: _KeptModels({}), compare=False)
 
     @property
     def recorded(self) -> Run:
@@ -200,17 +219,18 @@ class LargeRun:
             CommtraceError: a worker died, or all files were deleted meanwhile.
         """
         outline, alignment = self.survey.outline, self.survey.alignment
-        one = partial(_measure_window, measure=measure, alignment=alignment, ranks=self.steps.ranks)
-        windows = cut_windows(self.survey, self.steps, self.most_rows)
         sums: Result | None = None
         used, problems = list[int](), list[str]()
-        for part in _in_order(one, windows, self.workers):
+        for part in _in_order(self._measured_by(measure), self._windows(), self.workers):
             used += part.steps
+            if part.model is not None:
+                self._kept.add(part.steps, part.model)
             if self.on_progress is not None:
                 self.on_progress(len(used), len(self.steps.used))
             problems += part.problems
             if part.result is not None:
                 sums = part.result if sums is None else sums + part.result
+        self._kept.are_all = len(used) == sum(map(len, self._kept.of_windows))
         if sums is None:
             raise CommtraceError(f"{outline.path}: all of its steps were deleted while they were read. {problems[0]}")
         recorded = replace(outline, problems=tuple(dict.fromkeys((*outline.problems, *problems))))
@@ -224,14 +244,32 @@ class LargeRun:
         found = steps_read(recorded, self.steps.ranks, sorted(steps))
         return analyse_window(recorded, self.alignment, self.steps.ranks, found, self.steps.used)
 
+    def read(self, reading: Callable[[ObservedSteps], Result]) -> Result:
+        """Return what is read off the models of the steps that count; a window whose model was not kept is read again.
+
+        Raises:
+            ReplayError: the steps cannot be replayed.
+            CommtraceError: a worker died, or all files were deleted meanwhile.
+        """
+        parts = {steps: reading(model) for steps, model in self._kept.of_windows.items()}
+        if not self._kept.are_all:
+            windows = (one for one in self._windows() if one.steps not in parts)
+            for part in _in_order(self._measured_by(partial(_read_model, reading=reading)), windows, self.workers):
+                if part.result is not None:
+                    parts[part.steps] = part.result
+        if not parts:
+            raise CommtraceError(f"{self.recorded.path}: all of its steps were deleted while they were read.")
+        return reduce(add, (parts[steps] for steps in sorted(parts)))
+
     def replay(self, statistics: StepStatistics) -> Replay:
-        """Return a replay of these steps, which reads all windows again each time."""
-        places = Places.of(statistics)
+        """Return a replay of these steps."""
+        return Replay(statistics, self.read)
 
-        def replayed(scenarios: Sequence[Scenario]) -> ReplayedSteps:
-            return self.measure(partial(replay_analysis, places=places, scenarios=scenarios)).result
+    def _windows(self) -> Iterator[StepWindow]:
+        return cut_windows(self.survey, self.steps, self.most_rows)
 
-        return Replay(statistics, replayed)
+    def _measured_by(self, measure: Callable[[Analysis], Result]) -> Callable[[StepWindow], _WindowResult[Result]]:
+        return partial(_measure_window, measure=measure, alignment=self.survey.alignment, ranks=self.steps.ranks)
 
 
 def survey_large_run(
@@ -267,6 +305,7 @@ class _WindowResult(Generic[Result]):
     result: Result | None
     steps: tuple[int, ...]
     problems: tuple[str, ...]
+    model: ObservedSteps | None = None  # if the measurement has needed it
 
 
 def _measure_window(
@@ -274,18 +313,14 @@ def _measure_window(
 ) -> _WindowResult[Result]:
     recorded = window.read()
     steps = steps_read(recorded, ranks, window.steps)
-    result = measure(analyse_window(recorded, alignment, ranks, steps, window.steps_of_run)) if steps else None
-    return _WindowResult(result, steps, recorded.problems)
+    if not steps:
+        return _WindowResult(None, steps, recorded.problems)
+    analysis = analyse_window(recorded, alignment, ranks, steps, window.steps_of_run)
+    return _WindowResult(measure(analysis), steps, recorded.problems, analysis.kept_model)
 
 
-def replay_analysis(analysis: Analysis, places: Places, scenarios: Sequence[Scenario]) -> ReplayedSteps:
-    """Replay the steps that count; ``places`` are of the statistics that the scenarios were made from."""
-    return place_program(analysis, places).replay(scenarios)
-
-
-def place_program(analysis: Analysis, places: Places) -> PlacedProgram:
-    """Return the steps that count, located in the statistics of the run."""
-    return PlacedProgram.of(analysis.replayed.run, analysis.program, places, analysis.work, analysis.transfers)
+def _read_model(analysis: Analysis, reading: Callable[[ObservedSteps], Result]) -> Result:
+    return reading(analysis.observed)
 
 
 def _in_order(

@@ -234,15 +234,15 @@ class LargeRun:
         if sums is None:
             raise CommtraceError(f"{outline.path}: all of its steps were deleted while they were read. {problems[0]}")
         recorded = replace(outline, problems=tuple(dict.fromkeys((*outline.problems, *problems))))
-        counts = {rank: one.counts for rank, one in self.survey.ranks.items()}
+        counts = {rank: rank_survey.counts for rank, rank_survey in self.survey.ranks.items()}
         steps = self.steps if len(used) == len(self.steps.used) else replace(self.steps, used=tuple(used))
         return MeasuredRun(recorded, alignment, steps, counts, sums)
 
     def read_steps(self, steps: Sequence[int]) -> Analysis:
         """Read and analyse some of the steps that count, as far as they still exist. They may lie far apart."""
         recorded = window_of(self.survey, self.steps, steps).read()
-        found = steps_read(recorded, self.steps.ranks, sorted(steps))
-        return analyse_window(recorded, self.alignment, self.steps.ranks, found, self.steps.used)
+        steps_found = steps_read(recorded, self.steps.ranks, sorted(steps))
+        return analyse_window(recorded, self.alignment, self.steps.ranks, steps_found, self.steps.used)
 
     def read(self, reading: Callable[[ObservedSteps], Result]) -> Result:
         """Return what is read off the models of the steps that count; a window whose model was not kept is read again.
@@ -253,7 +253,7 @@ class LargeRun:
         """
         parts = {steps: reading(model) for steps, model in self._kept.of_windows.items()}
         if not self._kept.are_all:
-            windows = (one for one in self._windows() if one.steps not in parts)
+            windows = (window for window in self._windows() if window.steps not in parts)
             for part in _in_order(self._measured_by(partial(_read_model, reading=reading)), windows, self.workers):
                 if part.result is not None:
                     parts[part.steps] = part.result
@@ -277,7 +277,9 @@ def survey_large_run(
 ) -> LargeRun | None:
     """Survey a large run with marked steps; return None for any other. See :func:`measure_run`."""
     segments = files.segments
-    if sum(segment.size for own in segments.values() for segment in own) <= most_bytes or _has_few_steps(segments):
+    if sum(
+        segment.size for segments_of_rank in segments.values() for segment in segments_of_rank
+    ) <= most_bytes or _has_few_steps(segments):
         return None
     try:
         survey = survey_run(files, workers.executor)

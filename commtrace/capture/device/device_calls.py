@@ -123,7 +123,7 @@ class DeviceCalls:
         return call
 
     def record_submission(self, call: DeviceCall, work: object) -> None:
-        """Record that the backend has got ``call``: it ends now on the current stream, else with a wait for its Work."""
+        """Record that the backend has got ``call``: it ends on the current stream, or with the wait for its Work."""
         self._record_submission((call,), work)
 
     def record_cpp_submission(self, call: DeviceCall, _work: object) -> None:

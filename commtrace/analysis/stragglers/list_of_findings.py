@@ -18,16 +18,14 @@ from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_findings
 from commtrace.analysis.stragglers.search import Judgement, MeasuredWork, judge_stragglers
-from commtrace.analysis.windows.run import LargeRun, WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.findings.causes import JOB
 from commtrace.findings.finding import Finding, not_judged, ranked
 
 NO_STEPS: Final = "No step was recorded in full, so nothing can be compared."
 
 
-def findings_of_run(
-    run: WholeRun | LargeRun, measured: MeasuredWork, baseline: HealthyRun | None = None
-) -> tuple[Finding, ...]:
+def findings_of_run(run: OpenedRun, measured: MeasuredWork, baseline: HealthyRun | None = None) -> tuple[Finding, ...]:
     """Judge the steps of a run that count, of which the work was measured."""
     if not run.steps.used:
         return (not_judged(JOB, NO_STEPS),)

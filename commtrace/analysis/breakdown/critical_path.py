@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.breakdown.states import (
@@ -303,18 +304,19 @@ class _Lane:
         is_stall = segments.winner >= work
         communication = stalls.row if is_kernel_trace(spans) else communications_of(block, stalls.row)
         awaited = np.append(_awaited_rank(spans, rank, matches.ranks[rank]), -1)
-        columns = (
-            segments.edges,
-            np.append(_kinds(roles)[every.state], KINDS.index(HOST))[segments.winner],
-            np.where(is_stall, segments.winner - work, -1),
-            np.append(spans.start, 0)[communication],
-            np.append(ready_times.ready, 0)[communication],
-            np.append(matches.ranks[rank].ready_exact, True)[communication],
-            np.append(spans.end_exact, True)[communication],
-            awaited[communication],  # unrecorded communication has row −1, the last one: unknown
-            ready_times.role[stalls.row],
+        return cls(
+            edges=_numbers(segments.edges),
+            kind=_numbers(np.append(_kinds(roles)[every.state], KINDS.index(HOST))[segments.winner]),
+            stall=_numbers(np.where(is_stall, segments.winner - work, -1)),
+            begin=_numbers(np.append(spans.start, 0)[communication]),
+            ready=_numbers(np.append(ready_times.ready, 0)[communication]),
+            ready_exact=_numbers(np.append(matches.ranks[rank].ready_exact, True)[communication]),
+            end_exact=_numbers(np.append(spans.end_exact, True)[communication]),
+            # Unrecorded communication has row −1, the last one: unknown.
+            last_rank=_numbers(awaited[communication]),
+            role=_numbers(ready_times.role[stalls.row]),
+            words=roles.words,
         )
-        return cls(*map(memoryview, columns), words=roles.words)
 
     def before(self, now: int) -> _Interval:
         """Return the rank's activity just before this instant."""
@@ -337,6 +339,10 @@ class _Lane:
             role,
         )
         return _Interval(start, TRANSFER, stall)
+
+
+def _numbers(column: npt.NDArray[np.integer] | Bool) -> memoryview:
+    return memoryview(column)
 
 
 def _kinds(roles: Roles) -> Int64:

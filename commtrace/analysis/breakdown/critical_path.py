@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -341,8 +341,8 @@ class _Lane:
         return _Interval(start, TRANSFER, stall)
 
 
-def _numbers(column: npt.NDArray[np.integer] | Bool) -> memoryview:
-    return memoryview(column)
+def _numbers(column: npt.NDArray[Any]) -> memoryview:
+    return column.data
 
 
 def _kinds(roles: Roles) -> Int64:

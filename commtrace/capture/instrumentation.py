@@ -301,8 +301,8 @@ class Instrumentation:
         if isinstance(self._device_clock, NativeClock):
             self._device_clock.close()
 
-    def _before_exit(self, status: int) -> None:
-        """Write the rest before os._exit ends this process; its files are closed if the status is 0."""
+    def _before_exit(self, status: int, how: MarkDetail) -> None:
+        """Write the rest before os._exit ends this process: its files are closed if the status is 0, else ``how``."""
         if not self.recorder.recording:
             return
         try:
@@ -311,6 +311,7 @@ class Instrumentation:
                 self._close()
             else:
                 self._marks.has_left = False  # whatever it did before: it says itself that it failed
+                self._marks.exit = self._marks.exit or how
                 self.recorder.harvest_soon(_LEAVING_SECONDS)
         except Exception:
             _logger.exception("commtrace could not stop cleanly; its files may miss the last second")

@@ -310,6 +310,7 @@ def _trace(
         closed=marks.closed,
         exception=marks.exception,
         exception_frames=marks.exception_frames,
+        exit=marks.exit,
         has_left=marks.has_left,
         failures=tuple(structs.replace(one, peer=rank_of(one.group, one.peer)) for one in marks.failures),
         # Not copied for each part of a long run that is read forward.

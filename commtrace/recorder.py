@@ -127,7 +127,8 @@ class Recorder:
         self._sink_failed = False
         self._failure = ""
         self._wake = threading.Event()
-        self._passed = threading.Event()
+        self._passes = threading.Condition()
+        self._begun = self._ended = 0  # number of passes of the harvester's thread
         self._stopping = False
         self._pass_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -170,10 +171,12 @@ class Recorder:
 
     def harvest_soon(self, patience_seconds: float = 0.0) -> None:
         """Have the harvester write at once, from any thread, and wait so long: the process may be killed soon."""
-        self._passed.clear()
+        # A pass that has begun may be past what is to be written now.
+        wanted = self._begun + 1
         self._wake.set()
         if patience_seconds and self._thread is not None:
-            self._passed.wait(patience_seconds)
+            with self._passes:
+                self._passes.wait_for(lambda: self._ended >= wanted, patience_seconds)
 
     def flush(self) -> None:
         """Harvest now, on the calling thread: for tests."""
@@ -186,7 +189,7 @@ class Recorder:
         self._stopping = True
         self._thread = None
         # The thread may have held their locks.
-        self._wake, self._passed, self._pass_lock = threading.Event(), threading.Event(), threading.Lock()
+        self._wake, self._passes, self._pass_lock = threading.Event(), threading.Condition(), threading.Lock()
         self._sinks = []
         self.buffer.clear()
 
@@ -217,7 +220,6 @@ class Recorder:
             self._wake.wait(_OPENING_SECONDS if self._sinks is None else FLUSH_SECONDS)
             self._wake.clear()  # stop() sets what the loop asks for before it wakes the thread
             self._guarded_pass(last=False)
-            self._passed.set()
         deadline = time.monotonic() + _LAST_WORK_SECONDS
         while self._is_ahead_of_device() and time.monotonic() < deadline:
             time.sleep(FLUSH_SECONDS / 10)
@@ -235,6 +237,7 @@ class Recorder:
         return bool(entries) or (self._source is not None and self._source.num_waiting > 0)
 
     def _guarded_pass(self, *, last: bool) -> None:
+        self._begun += 1
         try:
             with self._pass_lock:
                 self._harvest(last=last)
@@ -243,6 +246,9 @@ class Recorder:
             # what is recorded stays in the buffer.
             self._pass_retry_at = time.monotonic() + _RETRY_SECONDS
             _logger.warning("commtrace: a harvest failed; trying again in %s s", _RETRY_SECONDS, exc_info=True)
+        with self._passes:
+            self._ended = self._begun
+            self._passes.notify_all()
 
     def _harvest(self, *, last: bool) -> None:
         if time.monotonic() < self._pass_retry_at and not last:

@@ -480,3 +480,27 @@ def test_the_trace_is_closed_before_those_who_may_wait_for_somebody() -> None:
     recorder.start()
     assert recorder.stop(60.0)
     assert closed == ["trace", "metrics"]
+
+
+def test_what_is_to_be_written_soon_is_in_a_pass_that_began_after_that(disk: Disk) -> None:
+    """And not in one that was under way, which the machine may have kept from going on for a second."""
+    facts: list[tuple[str, dict[str, object]]] = []
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def before_pass() -> list[tuple[str, dict[str, object]]]:
+        known = [*facts]
+        begun.set()
+        assert goes_on.wait(10)
+        return known
+
+    recorder = Recorder(lambda: [disk], before_pass=before_pass)
+    recorder.start()
+    assert begun.wait(10)
+    facts.append(("fact", {}))
+    threading.Timer(0.1, goes_on.set).start()
+
+    recorder.harvest_soon(10)
+
+    assert disk.details("fact") == [{}]
+    facts.clear()
+    recorder.stop()

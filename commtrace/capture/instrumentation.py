@@ -96,6 +96,10 @@ _IN_RAY: Final = (
 _LEAVING_SECONDS: Final = 1.0
 """The longest delay of a process that may be killed next: one pass of the harvester."""
 
+_FAILING_SECONDS: Final = 4.0
+"""The longest delay of os._exit with another status than 0: on a busy machine a pass may take longer than a second, and
+without it nothing says what ended the rank. The launcher looks at the others only afterwards."""
+
 NAME_SECONDS: Final = 2.0
 """The longest wait of the end of the recording, or of its process groups, for the name of the run from rank 0."""
 
@@ -312,7 +316,7 @@ class Instrumentation:
             else:
                 self._marks.has_left = False  # whatever it did before: it says itself that it failed
                 self._marks.exit = self._marks.exit or how
-                self.recorder.harvest_soon(_LEAVING_SECONDS)
+                self.recorder.harvest_soon(_FAILING_SECONDS)
         except Exception:
             _logger.exception("commtrace could not stop cleanly; its files may miss the last second")
 

@@ -28,11 +28,11 @@ def test_the_first_killed_rank_to_stop_is_named() -> None:
     )
     first, together = (examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS).findings for last in (94, 100))
     assert [*first] == [
-        "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python, or frozen until all were "
-        "killed; its log and dmesg say which. Until it is known why, keep its node out of the next job: start it on "
-        "another host.",
-        "Rank 1 gave its last sign of life 6.0 s before the others: dead, suspended, or in code that lets no thread run; "
-        "look for process 1001 on node0.",
+        "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python, or frozen until all "
+        "were killed; its log and dmesg say which. Until it is known why, keep its node out of the next job: start it "
+        "on another host.",
+        "Rank 1 gave its last sign of life 6.0 s before the others: dead, suspended, or in code that lets no thread "
+        "run; look for process 1001 on node0.",
         "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
     ]
     assert [*together] == [broken]

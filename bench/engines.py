@@ -13,7 +13,7 @@ import torch
 
 import commtrace
 from commtrace import _native
-from commtrace.options import AUTO, NATIVE, PYTHON
+from commtrace.recording.options import AUTO, NATIVE, PYTHON
 
 OFF, PROFILER = "off", "torch.profiler"
 

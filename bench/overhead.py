@@ -37,7 +37,7 @@ import commtrace
 from commtrace.capture import instrumentation
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.native import Native, NativeClock
-from commtrace.options import NATIVE
+from commtrace.recording.options import NATIVE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.engines import check_engine, engines, recorded_rows, why_not_native

@@ -147,8 +147,8 @@ def measured(
 ) -> tuple[Cost, dict[str, int]]:
     """One burst; and what the recorder had to drop in it."""
     import commtrace
-    from commtrace import session
     from commtrace.config import MonitorConfig, OtlpConfig, PrometheusConfig
+    from commtrace.recording import session
 
     if variant == "plain":
         return burst(operation, lambda number: Nothing(), shape, seconds), {}

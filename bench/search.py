@@ -16,9 +16,9 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.prediction.predict import StepModel
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
-from commtrace.search.costs import measure_costs
-from commtrace.search.layouts import search_layouts
-from commtrace.search.prediction import Predictor
+from commtrace.planning.search.costs import measure_costs
+from commtrace.planning.search.layouts import search_layouts
+from commtrace.planning.search.prediction import Predictor
 from commtrace.synth import Job, synthesize, write
 
 LAYOUT = Layout(tp=2, pp=4, dp=4, microbatches=8, distributed_optimizer=True, flash_attention=True)

@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from commtrace.search.reliability import ORDER_HELD, Held
+from commtrace.planning.search.reliability import ORDER_HELD, PairsInOrder
 
 GLOBAL_BATCH: Final = 8
 LAYERS: Final = 8
@@ -348,14 +348,14 @@ def verdict(rows: Sequence[Row]) -> str:
     )
 
 
-def orders_held(rows: Sequence[Row]) -> dict[str, Held]:
+def orders_held(rows: Sequence[Row]) -> dict[str, PairsInOrder]:
     """Return how many pairs of layouts were in the predicted order, by the later of the kinds of the two."""
     kinds = list(ORDER_HELD)
-    held = dict.fromkeys(kinds, Held(0, 0))
-    for one, other in combinations(rows, 2):
-        kind = max(one.kind, other.kind, key=kinds.index)
-        right = (one.predicted_ms < other.predicted_ms) == (one.measured_ms < other.measured_ms)
-        held[kind] = Held(held[kind].right + right, held[kind].pairs + 1)
+    held = dict.fromkeys(kinds, PairsInOrder(0, 0))
+    for first, second in combinations(rows, 2):
+        kind = max(first.kind, second.kind, key=kinds.index)
+        right = (first.predicted_ms < second.predicted_ms) == (first.measured_ms < second.measured_ms)
+        held[kind] = PairsInOrder(held[kind].right + right, held[kind].pairs + 1)
     return held
 
 

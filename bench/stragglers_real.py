@@ -274,7 +274,7 @@ def _stage(rank: int, delay: _Delay) -> Step:
     import torch
     import torch.distributed as dist
 
-    from commtrace import session
+    from commtrace.recording import session
     from commtrace.trace import schema
 
     stage, replica = divmod(rank, 2)

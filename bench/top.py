@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from commtrace.cli.commands.top import draw
+from commtrace.live.top.from_files import FileSource
 from commtrace.synth import Job, synthesize
 from commtrace.synth.synthesis import _marks
-from commtrace.top.from_files import FileSource
 from commtrace.trace.files.reader import load_newest
 from commtrace.trace.files.tail import RunTail
 from commtrace.trace.files.writer import SegmentWriter

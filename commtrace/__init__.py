@@ -21,20 +21,20 @@ import typing as _typing
 
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
-from commtrace.session import count, span, start, step, stop
+from commtrace.recording.session import count, span, start, step, stop
 
 if _typing.TYPE_CHECKING:
-    from commtrace.recorded_run import RecordedRun, open
+    from commtrace.python.recorded_run import RecordedRun, open
 else:
 
     def __getattr__(name):
         """Import what reads runs, and pyarrow and numpy with it, when it is first asked for."""
         if name not in ("RecordedRun", "open"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from commtrace.installation import import_pyarrow
+        from commtrace.recording.installation import import_pyarrow
 
         import_pyarrow()
-        from commtrace import recorded_run
+        from commtrace.python import recorded_run
 
         return getattr(recorded_run, name)
 

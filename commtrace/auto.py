@@ -1,5 +1,5 @@
 """Start recording on ``import commtrace.auto``, before or after torch, as COMMTRACE_* variables say."""
 
-from commtrace.session import start
+from commtrace.recording.session import start
 
 start()

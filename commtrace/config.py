@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from commtrace import launchers
 from commtrace.errors import ConfigurationError
-from commtrace.options import (
+from commtrace.recording import launchers
+from commtrace.recording.options import (
     AUTO,
     BYTES,
     ENGINE,
@@ -73,7 +73,7 @@ BY_SHELL: Final = "\0"
 """Follows a folder there if a shell below ``commtrace run`` started the rank. It is in no path."""
 
 _PREFIX: Final = "COMMTRACE_"
-_RUN_ID: Final = "COMMTRACE_RUN_ID"  # read again when the job begins: see commtrace/identity.py
+_RUN_ID: Final = "COMMTRACE_RUN_ID"  # read again when the job begins: see commtrace/recording/identity.py
 
 _WEBHOOK_HOSTS: Final = {
     "hooks.slack.com": SLACK,

@@ -13,7 +13,7 @@ from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import Hang, LiveRank, Phase
 from commtrace.live.summary import StepListener
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 from commtrace.trace.metadata import RankMetadata
 
 if TYPE_CHECKING:

@@ -227,7 +227,7 @@ def processes(outline: Outline, steps: Iterable[StepBoxes]) -> list[RankTracks]:
     for step in steps:
         for boxes in step["ranks"]:
             collected[boxes["rank_index"]].add(step, boxes)
-    return [one.process() for one in collected]
+    return [tracks.finished() for tracks in collected]
 
 
 class _GrowingTracks:
@@ -255,7 +255,7 @@ class _GrowingTracks:
         if end > begin:
             self._stalled.append(CounterSample(begin, 100 * sum(boxes["stalls"]["duration"]) / (end - begin)))
 
-    def process(self) -> RankTracks:
+    def finished(self) -> RankTracks:
         lanes = [track for pair in zip(self._lanes, self._sends, strict=True) for track in pair]
         tracks = [self._step, self._schedule, self._stalls, self._host, *lanes]
         coordinates = " ".join(f"{name}{value}" for name, value in self._rank["coordinates"].items())

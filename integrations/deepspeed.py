@@ -18,9 +18,9 @@ import torch
 from commtrace.capture.hooks import RAISED, Arguments, Hooks, Keywords, Wrap, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.installation import warn_if_untried
 from commtrace.integrations.deepspeed_sizes import deepspeed_sizes
 from commtrace.integrations.topology import DeepSpeedEngine, deepspeed_roles, deepspeed_topology
+from commtrace.recording.installation import warn_if_untried
 from commtrace.trace import schema
 
 if TYPE_CHECKING:

@@ -185,11 +185,11 @@ class TrainingLoop:
             if hasattr(dynamo, "disable"):
                 calls[:] = map(dynamo.disable, functions)
             else:  # The recording starts while it is being imported.
-                calls[:] = [functools.partial(look_again, dynamo, place) for place in range(len(functions))]
+                calls[:] = [functools.partial(look_again, dynamo, index) for index in range(len(functions))]
 
-        def look_again(dynamo: ModuleType, place: int, *args: object) -> object:
+        def look_again(dynamo: ModuleType, index: int, *args: object) -> object:
             disable(dynamo)
-            return (calls if hasattr(dynamo, "disable") else functions)[place](*args)
+            return (calls if hasattr(dynamo, "disable") else functions)[index](*args)
 
         self._run_as_it_is(look_again)
         self._hooks.when_imported("torch._dynamo", disable)
@@ -220,7 +220,7 @@ class EvaluationMode:
         self._tracer = tracer
         self._hooks = hooks
         self._training_thread = threading.main_thread().ident
-        self.opened: dict[int, _OpenPass] = {}  # by the ids of the models in evaluation mode
+        self.opened: dict[int, _OpenEvaluation] = {}  # by the ids of the models in evaluation mode
         self._not_evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def install(self) -> None:
@@ -311,7 +311,7 @@ class EvaluationMode:
         span = tracer.aside(schema.EVALUATION, "eval() to train()")
         if span is None:
             return
-        self.opened[key] = _OpenPass(self._until_gone(module), span, has_left)
+        self.opened[key] = _OpenEvaluation(self._until_gone(module), span, has_left)
         if len(self.opened) > _MOST_MODELS:  # They are parts of one model.
             self._dismiss(next(iter(self.opened)))
 
@@ -336,7 +336,7 @@ class EvaluationMode:
         return weakref.ref(module, gone)
 
 
-class _OpenPass(NamedTuple):
+class _OpenEvaluation(NamedTuple):
     reference: weakref.ref[torch.nn.Module]
     span: Span
     has_left: bool

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords, installed
 from commtrace.capture.records import Coordinates, Span
 from commtrace.capture.tracer import Tracer
-from commtrace.installation import warn_if_untried
 from commtrace.integrations.megatron_sizes import megatron_sizes
 from commtrace.integrations.topology import (
     collection_roles,
@@ -25,8 +24,9 @@ from commtrace.integrations.topology import (
     megatron_roles,
     megatron_topology,
 )
-from commtrace.schedule import schedule_named
+from commtrace.recording.installation import warn_if_untried
 from commtrace.trace import schema
+from commtrace.trace.schedule import schedule_named
 
 if TYPE_CHECKING:
     from commtrace.trace.topology import Topology

@@ -18,8 +18,8 @@ from commtrace.capture.hooks import Arguments, Hooks, Keywords, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.topology import add_dimension, add_framework, set_role_if_unknown
-from commtrace.schedule import known_name
 from commtrace.trace import schema
+from commtrace.trace.schedule import known_name
 
 PART: Final = "pipelining"
 

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from commtrace.capture.collectives.groups import is_generic_role
 from commtrace.capture.tracer import Tracer
-from commtrace.schedule import NO_PIPELINING, ONE_F_ONE_B
+from commtrace.trace.schedule import NO_PIPELINING, ONE_F_ONE_B
 
 if TYPE_CHECKING:
     from commtrace.trace.topology import Topology

@@ -53,7 +53,7 @@ LONGEST: Final = (
 def _no_recording_is_left_on() -> Iterator[None]:
     """A recording that a test leaves on would take part in all tests of its process."""
     yield
-    session = sys.modules.get("commtrace.session")
+    session = sys.modules.get("commtrace.recording.session")
     if session is not None and session._current is not None:
         session.stop()
         pytest.fail("a recording is on after the test: it was left on by this one, or by the import of a test module")

@@ -21,7 +21,7 @@ from commtrace.config import (
     TensorboardConfig,
 )
 from commtrace.errors import ConfigurationError
-from commtrace.options import EXPORTERS
+from commtrace.recording.options import EXPORTERS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -239,7 +239,7 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
         "commtrace/cli/commands/bench_overhead.py",
         "commtrace/cli/commands/run.py",
         "commtrace/cli/ended_command.py",
-        "commtrace/side_process.py",
+        "commtrace/trace/files/side_process.py",
     }
 
 

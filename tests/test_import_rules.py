@@ -25,99 +25,99 @@ BASE: Final = frozenset({"errors", "config", "trace"})
 MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # what everything rests on
     "errors": frozenset(),
-    "byte_sizes": frozenset(),
-    "installation": frozenset({"errors", "launchers"}),
-    "side_process": frozenset({"errors"}),
-    "trace": frozenset({"errors", "side_process"}),
-    "options": frozenset({"byte_sizes", "errors", "trace"}),
-    "config": frozenset({"errors", "launchers", "options", "trace"}),
-    "schedule": frozenset({"errors"}),
-    "redaction": frozenset(),
-    "deadline": frozenset(),
+    "trace": frozenset({"errors"}),
+    "recording": frozenset(),
+    "recording.byte_sizes": frozenset(),
+    "recording.launchers": frozenset(),
+    "recording.installation": frozenset({"errors", "recording.launchers"}),
+    "recording.options": frozenset({"errors", "trace", "recording.byte_sizes"}),
+    "config": frozenset({"errors", "trace", "recording.launchers", "recording.options"}),
     "_native": frozenset(),
     # in the training process
-    "launchers": frozenset(),
-    "agreement": BASE | {"options"},
-    "identity": BASE | {"options", "launchers", "agreement"},
-    "process_end": frozenset(),
-    "recorder": BASE | {"process_end"},
-    "_compile_safe": frozenset(),
+    "recording.agreement": BASE | {"recording.options"},
+    "recording.identity": BASE | {"recording.agreement", "recording.launchers", "recording.options"},
+    "recording.process_end": frozenset(),
+    "recording.recorder": BASE | {"recording.process_end"},
+    "recording.compile_safe": frozenset(),
     "capture": BASE
     | {
-        "agreement",
-        "process_end",
-        "recorder",
-        "identity",
-        "_compile_safe",
         "_native",
-        "installation",
-        "launchers",
-        "options",
+        "recording.agreement",
+        "recording.compile_safe",
+        "recording.identity",
+        "recording.installation",
+        "recording.launchers",
+        "recording.options",
+        "recording.process_end",
+        "recording.recorder",
     },
-    "integrations": BASE | {"capture", "recorder", "installation", "schedule"},
-    "session": BASE
-    | {"agreement", "process_end", "capture", "integrations", "exporters", "recorder", "live", "installation"},
+    "integrations": BASE | {"capture", "recording.installation", "recording.recorder"},
     "live": BASE | {"analysis", "findings"},
-    "auto": frozenset({"session"}),
+    "live.http": frozenset(),
+    "recording.session": BASE
+    | {
+        "capture",
+        "exporters",
+        "integrations",
+        "live",
+        "recording.agreement",
+        "recording.installation",
+        "recording.process_end",
+        "recording.recorder",
+    },
+    "auto": frozenset({"recording.session"}),
     "_inject": frozenset({"auto"}),
     # what is said of a run, whoever found it
     "findings": frozenset({"trace"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
-    "analysis": frozenset({"errors", "findings", "schedule", "trace"}),
-    "tables": frozenset({"trace", "analysis"}),
-    "plots": frozenset({"errors", "trace", "analysis"}),
-    "recorded_run": frozenset({"errors", "trace", "analysis", "plots", "tables"}),
-    "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
-    "top": frozenset({"deadline", "errors", "trace", "analysis", "findings", "redaction"}),
+    "analysis": frozenset({"errors", "findings", "trace"}),
+    "python": frozenset({"errors", "trace", "analysis", "findings"}),
+    "live.top": frozenset({"errors", "trace", "analysis", "findings", "live.http"}),
     "history": frozenset({"errors", "trace", "analysis", "findings"}),
-    "synth": frozenset({"errors", "schedule", "trace"}),
+    "synth": frozenset({"errors", "trace"}),
     # before a run
-    "planning": frozenset({"errors", "schedule", "trace", "analysis"}),
-    "benchmarks": BASE | {"launchers", "identity", "analysis"},
-    "search": frozenset({"errors", "schedule", "trace", "analysis", "planning"}),
+    "planning": frozenset({"errors", "trace", "analysis", "findings"}),
+    "planning.search": frozenset({"errors", "trace", "analysis", "findings", "planning"}),
+    "benchmarks": BASE | {"analysis", "findings", "recording.identity", "recording.launchers"},
     # the files of other systems: nothing that serves everybody is built on them
-    "interchange": frozenset({"errors", "schedule", "trace", "analysis", "planning", "search"}),
+    "interchange": frozenset({"errors", "trace", "analysis", "planning", "planning.search"}),
     "exporters": BASE
-    | {"process_end", "side_process", "options", "recorder", "analysis", "live", "redaction", "deadline"},
+    | {"analysis", "findings", "live", "live.http", "recording.options", "recording.process_end", "recording.recorder"},
     "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
     "cli": BASE
     | {
         "",
-        "byte_sizes",
-        "identity",
-        "installation",
-        "launchers",
-        "side_process",
-        "analysis",
-        "findings",
-        "history",
-        "live",
-        "top",
-        "interchange",
-        "plots",
-        "synth",
-        "planning",
-        "benchmarks",
-        "search",
-        "exporters",
-        "viewer",
-        "recorded_run",
-        "redaction",
-        "schedule",
-        "sql",
         "_inject",
         "_native",
+        "analysis",
+        "benchmarks",
+        "exporters",
+        "findings",
+        "history",
+        "interchange",
+        "live",
+        "live.http",
+        "live.top",
+        "planning",
+        "planning.search",
+        "python",
+        "recording.byte_sizes",
+        "recording.identity",
+        "recording.installation",
+        "recording.launchers",
+        "synth",
+        "viewer",
     },
     # entry points
-    "": frozenset({"errors", "installation", "config", "session", "recorded_run"}),
+    "": frozenset({"errors", "config", "python", "recording.installation", "recording.session"}),
     "__main__": frozenset({"cli"}),
 }
-"""By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
+"""By layer: a module or package below ``commtrace`` with all that is in it and has no line here; "" is ``__init__``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "byte_sizes", "schedule", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
-    "findings", "tables", "plots", "recorded_run", "sql", "history", "interchange", "synth", "planning", "search",
-    "live", "top", "viewer", "cli", "_native", "", "__main__",
+    "errors", "trace", "config", "recording.byte_sizes", "recording.options", "recording.launchers",
+    "recording.agreement", "recording.identity", "analysis", "findings", "python", "history", "interchange", "synth",
+    "planning", "planning.search", "live", "live.http", "live.top", "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip
 
 
@@ -159,7 +159,10 @@ def _imports(module: str) -> set[str]:
 
 
 def _layer(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    """Return the nearest of ``MAY_IMPORT`` that holds a module; one that has no rule is its room on the first floor."""
+    parts = module.split(".")[1:]
+    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((name for name in names if name in MAY_IMPORT), parts[0] if parts else "")
 
 
 IMPORTS: Final = {module: _imports(module) for module in SOURCES}

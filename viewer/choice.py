@@ -47,7 +47,7 @@ class DrawnSteps:
         sentences = [
             f"The timeline holds {len(embedded)} of the {len(self.durations)} steps: {', '.join(named + others)}.",
             f"{left_out} more would have made this page larger than {most_bytes / 1e6:g} MB." if left_out else "",
-            "The numbers below are those of all steps.",
+            "Everything else on the page is of all steps.",
             "For other steps: commtrace report RUN --steps A:B, or commtrace view RUN",
         ]
         return " ".join(filter(None, sentences))

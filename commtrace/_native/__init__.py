@@ -11,7 +11,7 @@ import sysconfig
 from types import ModuleType
 from typing import Final
 
-ABI: Final = 7
+ABI: Final = 8
 """The version of the names, arguments and layouts of ``core``. It is raised here and in core.c when they change: a file
 that was built from other sources is not used."""
 

@@ -265,6 +265,7 @@ static int32_t dtype_code(PyObject *dtype) {
     if (code_of_dtype == NULL) { /* the recording has ended within this call */
         return NOT_APPLICABLE;
     }
+    int asked_in = session;
     PyObject *code = call_python(code_of_dtype, dtype, NULL, NULL);
     if (code == NULL) {
         is_for_the_job(); /* tells of it */
@@ -272,7 +273,10 @@ static int32_t dtype_code(PyObject *dtype) {
     }
     int32_t number = (int32_t)PyLong_AsLong(code);
     Py_DECREF(code);
-    if (num_known < MOST_DTYPES && known_in == session) {
+    if (asked_in != session) { /* Python let another thread end that recording, and begin one with other codes */
+        return NOT_APPLICABLE;
+    }
+    if (num_known < MOST_DTYPES) {
         Py_INCREF(dtype); /* kept: they live as long as torch */
         known[num_known].dtype = dtype;
         known[num_known++].code = number;

@@ -7,6 +7,7 @@
    methods.c    methods of ProcessGroup and Work
    operators.c  operators of functional collectives
    hooks.c      torch's hooks of process groups, for the buckets of DistributedDataParallel
+  bucket_kernel.c  the same before torch had these hooks, by a kernel in its dispatcher
    modules.c  spans of forward and backward of modules
    stamps.c   device times of what CUDA graphs contain
    stamper.c    what these need on a device: kernels, memory, its clock
@@ -20,7 +21,7 @@
 #include <structmember.h>
 
 /* Raised when the functions below change; commtrace/_native/__init__.py has the same number. */
-enum { ABI_VERSION = 7 };
+enum { ABI_VERSION = 8 };
 enum { RESET_PATIENCE_MS = 1000 };
 
 /* ---- marks as objects --------------------------------------------------------------------------------------------- */
@@ -465,8 +466,8 @@ static int execute(PyObject *module) {
         return -1;
     }
     if (marks_init() != 0 || groups_init(module) < 0 || calls_init() < 0 || methods_init(module) < 0 ||
-        operators_init(module) < 0 || hooks_init(module) < 0 || kernels_init(module) < 0 ||
-        modules_init(module) < 0 || rows_init(module) < 0) {
+        operators_init(module) < 0 || hooks_init(module) < 0 ||
+        bucket_kernel_init(module) < 0 || modules_init(module) < 0 || rows_init(module) < 0) {
         return -1;
     }
     PyMethodDef *more[] = {calls_functions, operators_functions, hooks_functions, stamps_functions};

@@ -354,9 +354,9 @@ void enter_hook(void); /* until leave_hook, torch calls us in this thread: what 
 void leave_hook(void);
 bool hook_error_is_for_the_job(void); /* see error_is_for_the_job */
 
-/* ---- kernels.c: a kernel in torch's dispatcher -------------------------------------------------------------------- */
+/* ---- bucket_kernel.c: a kernel in torch's dispatcher -------------------------------------------------------------- */
 
-int kernels_init(PyObject *module);
+int bucket_kernel_init(PyObject *module);
 
 /* ---- modules.c: forward and backward of modules ----------------------------------------------------------------- */
 

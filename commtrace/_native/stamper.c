@@ -47,7 +47,7 @@ static const char WRONG_CLOCK[] = "two stamps that were 1 ms apart are not, by t
 static void pause_for_us(long microseconds) { nanosleep(&(struct timespec){0, microseconds * 1000L}, NULL); }
 
 static bool has_arrived(Stamper *stamper) {
-    return atomic_load_explicit(&stamper->probe->number, memory_order_acquire) == stamper->probes;
+    return atomic_load_explicit(&stamper->probe->number, memory_order_acquire) == stamper->awaited_probe;
 }
 
 /* Spins first: a pause would widen the bracket of an anchor. */
@@ -78,13 +78,13 @@ static bool take_probe(Stamper *stamper, Anchor *anchor, int patience_ms) {
         DRIVER_SUCCESS) {
         return false;
     }
-    stamper->probes++;
+    stamper->num_probes++; /* also if no stamp follows: the device has counted it */
     int64_t before = host_ns();
     if (graph_driver.launch(stamper->stamp, 1, 1, 1, 1, 1, 1, 0, stamper->stream, (void *[]){&counter, &slots, &mask},
                             NULL) != DRIVER_SUCCESS) {
-        stamper->probes--;
         return false;
     }
+    stamper->awaited_probe = stamper->num_probes;
     if (!await_probe(stamper, before, patience_ms)) {
         return false;
     }

@@ -41,9 +41,9 @@ typedef struct {
     Graph graph;
     Stream origin; /* on which the capture was begun: that of the job's computing */
     Node counter_node;
-    Node *own_nodes;
+    Node *added_nodes; /* by us */
     Page **pages;
-    int num_stamps, num_pages, num_own_nodes;
+    int num_stamps, num_pages, num_added;
     uint64_t base; /* replays that were counted for earlier graphs of this number */
     uint64_t next; /* the replay to be read */
     int num_arrived; /* of its stamps, without a gap */
@@ -61,7 +61,7 @@ typedef struct Reading {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of readings */
 static Stamps *graphs[MOST_GRAPHS];
 static _Atomic int num_graphs = 1; /* number 0 is the probe's */
-static int session_of_stamps;      /* what was begun in an earlier one is not read */
+static _Atomic int session_of_stamps; /* what was begun in an earlier one is not read */
 static Reading *first_reading, **last_reading = &first_reading;
 static size_t bytes_read;
 static _Atomic int64_t num_lost;
@@ -101,7 +101,7 @@ static void recycle(Stamps *stamps) {
     for (int i = 0; i < stamps->num_pages; i++) {
         stamper_return_page(stamper, stamps->pages[i]);
     }
-    stamps->num_pages = stamps->num_stamps = stamps->num_own_nodes = 0;
+    stamps->num_pages = stamps->num_stamps = stamps->num_added = 0;
     atomic_store_explicit(&stamps->state, UNUSED, memory_order_release);
 }
 
@@ -212,7 +212,8 @@ static const char *capture_is_over(const Stamps *stamps) {
     return goes_on ? NULL : NOT_CAPTURED;
 }
 
-/* begin_stamps(graph id): its number, of the graph that the current stream captures; else why it has no stamps. */
+/* begin_stamps(graph id): (number, graph id), by which the functions below know the graph that the current stream captures;
+   else why it has no stamps. */
 static PyObject *python_begin(PyObject *module, PyObject *graph_id) {
     (void)module;
     int64_t id = PyLong_AsLongLong(graph_id);
@@ -262,30 +263,47 @@ static PyObject *python_begin(PyObject *module, PyObject *graph_id) {
         graph_driver.object_release(object, 1);
         return PyUnicode_FromString(REFUSED);
     }
-    return PyLong_FromLong(stamps->number);
+    return Py_BuildValue("iL", stamps->number, (long long)id);
 }
 
-static Stamps *stamps_of(long number) {
-    bool is_known = number > 0 && number < atomic_load(&num_graphs);
-    Stamps *stamps = is_known ? graphs[number] : NULL;
-    if (stamps == NULL || atomic_load(&stamps->state) != CAPTURING || stamps->session != session_of_stamps ||
-        atomic_load(&stamps->is_gone)) {
-        return NULL;
+/* Converts for PyArg_ParseTuple what begin_stamps has returned to the stamps of its graph: NULL for None, and where the number
+   is another graph's by now. */
+static int stamps_from_python(PyObject *handle, void *stamps) {
+    int number = 0;
+    long long graph_id = 0;
+    if (handle != Py_None && !PyTuple_Check(handle)) {
+        PyErr_SetString(PyExc_TypeError, "stamps are known by (number, graph id), or None");
+        return 0;
     }
-    return stamps;
+    if (handle != Py_None && !PyArg_ParseTuple(handle, "iL", &number, &graph_id)) {
+        return 0;
+    }
+    Stamps *of_number = number > 0 && number < atomic_load(&num_graphs) ? graphs[number] : NULL;
+    *(Stamps **)stamps = of_number != NULL && of_number->graph_id == graph_id ? of_number : NULL;
+    return 1;
 }
 
-/* close_stamps(number, graph id, is to be read) */
+/* The same, but NULL also where the graph is captured no more. */
+static int captured_stamps(PyObject *handle, void *stamps) {
+    Stamps *of_graph;
+    if (!stamps_from_python(handle, &of_graph)) {
+        return 0;
+    }
+    bool is_captured = of_graph != NULL && atomic_load(&of_graph->state) == CAPTURING &&
+                       of_graph->session == session_of_stamps && !atomic_load(&of_graph->is_gone);
+    *(Stamps **)stamps = is_captured ? of_graph : NULL;
+    return 1;
+}
+
+/* close_stamps(stamps, is to be read) */
 static PyObject *python_close(PyObject *module, PyObject *arguments) {
     (void)module;
-    int number, is_read;
-    long long graph_id;
-    if (!PyArg_ParseTuple(arguments, "iLp", &number, &graph_id, &is_read)) {
+    int is_read;
+    Stamps *stamps;
+    if (!PyArg_ParseTuple(arguments, "O&p", stamps_from_python, &stamps, &is_read)) {
         return NULL;
     }
-    Stamps *stamps = number > 0 && number < atomic_load(&num_graphs) ? graphs[number] : NULL;
-    bool is_the_same = stamps != NULL && stamps->graph_id == graph_id; /* the number may be another graph's by now */
-    int state = is_the_same ? atomic_load(&stamps->state) : UNUSED;
+    int state = stamps == NULL ? UNUSED : atomic_load(&stamps->state);
     if (state == CAPTURING || (state == READ && !is_read)) {
         /* The thread that reads may have made the number available meanwhile. */
         atomic_compare_exchange_strong(&stamps->state, &state, is_read ? READ : ABANDONED);
@@ -295,9 +313,9 @@ static PyObject *python_close(PyObject *module, PyObject *arguments) {
 
 /* ---- nodes --------------------------------------------------------------------------------------------------------- */
 
-static bool is_own(const Stamps *stamps, Node node) {
-    for (int i = stamps->num_own_nodes; i-- > 0;) {
-        if (stamps->own_nodes[i] == node) {
+static bool was_added_here(const Stamps *stamps, Node node) {
+    for (int i = stamps->num_added; i-- > 0;) {
+        if (stamps->added_nodes[i] == node) {
             return true;
         }
     }
@@ -315,16 +333,16 @@ static bool is_among(Node node, const Node *nodes, size_t count) {
 
 static const char *add_node(Stamps *stamps, Function function, void **arguments, const Node *dependencies, size_t count,
                             Node *node) {
-    Node *own = realloc(stamps->own_nodes, (size_t)(stamps->num_own_nodes + 1) * sizeof *own);
-    if (own == NULL) {
+    Node *added = realloc(stamps->added_nodes, (size_t)(stamps->num_added + 1) * sizeof *added);
+    if (added == NULL) {
         return NO_MEMORY;
     }
-    stamps->own_nodes = own;
+    stamps->added_nodes = added;
     KernelNode kernel = {.function = function, .grid = {1, 1, 1}, .block = {1, 1, 1}, .arguments = arguments};
     if (graph_driver.add_kernel(node, stamps->graph, dependencies, count, &kernel) != DRIVER_SUCCESS) {
         return REFUSED;
     }
-    own[stamps->num_own_nodes++] = *node;
+    added[stamps->num_added++] = *node;
     union { /* CUlaunchAttributeValue */
         int priority;
         char size[64];
@@ -450,7 +468,7 @@ static const char *find_launched(const Stamps *stamps, Py_ssize_t first, Py_ssiz
     }
     const char *reason = graph_driver.nodes(stamps->graph, nodes, &count) != DRIVER_SUCCESS ? REFUSED : NULL;
     for (size_t i = (size_t)first; reason == NULL && i < count; i++) {
-        reason = is_own(stamps, nodes[i]) || add_to(&launched->every, nodes[i]) ? NULL : NO_MEMORY;
+        reason = was_added_here(stamps, nodes[i]) || add_to(&launched->every, nodes[i]) ? NULL : NO_MEMORY;
     }
     free(nodes);
     /* Kernels, or else copies: NCCL has event nodes and host nodes of its own beside them. */
@@ -507,14 +525,14 @@ static PyObject *reason_or(const char *reason, PyObject *result) {
     return PyUnicode_FromString(reason);
 }
 
-/* stamps_before(number, device): how many nodes the graph has, or why what is launched next has no stamps. */
+/* stamps_before(stamps, device): how many nodes the graph has, or why what is launched next has no stamps. */
 static PyObject *python_before(PyObject *module, PyObject *arguments) {
     (void)module;
-    int number, device;
-    if (!PyArg_ParseTuple(arguments, "ii", &number, &device)) {
+    int device;
+    Stamps *stamps;
+    if (!PyArg_ParseTuple(arguments, "O&i", captured_stamps, &stamps, &device)) {
         return NULL;
     }
-    Stamps *stamps = stamps_of(number);
     if (stamps == NULL) {
         return PyUnicode_FromString(NOT_CAPTURED);
     }
@@ -528,15 +546,15 @@ static PyObject *python_before(PyObject *module, PyObject *arguments) {
     return reason != NULL ? PyUnicode_FromString(reason) : PyLong_FromSize_t(count);
 }
 
-/* stamp_start(number, nodes before): (position of the stamp, nodes behind, whether the work has one first node). */
+/* stamp_start(stamps, nodes before): (position of the stamp, nodes behind, whether the work has one first node). */
 static PyObject *python_start(PyObject *module, PyObject *arguments) {
     (void)module;
-    int number, position = NOT_APPLICABLE, num_firsts = 0;
+    int position = NOT_APPLICABLE, num_firsts = 0;
     Py_ssize_t first;
-    if (!PyArg_ParseTuple(arguments, "in", &number, &first)) {
+    Stamps *stamps;
+    if (!PyArg_ParseTuple(arguments, "O&n", captured_stamps, &stamps, &first)) {
         return NULL;
     }
-    Stamps *stamps = stamps_of(number);
     if (stamps == NULL) {
         return PyUnicode_FromString(NOT_CAPTURED);
     }
@@ -553,8 +571,9 @@ static PyObject *python_start(PyObject *module, PyObject *arguments) {
     free_launched(&launched);
     free(before.nodes);
     free(ends.nodes);
-    return reason_or(reason,
-                     reason != NULL ? NULL : Py_BuildValue("inN", position, (Py_ssize_t)last, PyBool_FromLong(num_firsts == 1)));
+    PyObject *started =
+        reason != NULL ? NULL : Py_BuildValue("inN", position, (Py_ssize_t)last, PyBool_FromLong(num_firsts == 1));
+    return reason_or(reason, started);
 }
 
 /* Stamps the end of what was launched: its nodes that nothing else of it waits for. */
@@ -568,16 +587,16 @@ static const char *stamp_last_nodes(Stamps *stamps, const Launched *launched, in
     return reason;
 }
 
-/* stamp_end(number, device, nodes before, nodes behind): (the position of a stamp at the end of what was launched, whether
+/* stamp_end(stamps, device, nodes before, nodes behind): (the position of a stamp at the end of what was launched, whether
    the stream of the capture's begin has captured it). What the current stream's next node would wait for is preferred. */
 static PyObject *python_end_of(PyObject *module, PyObject *arguments) {
     (void)module;
-    int number, device, position = NOT_APPLICABLE;
+    int device, position = NOT_APPLICABLE;
     Py_ssize_t first, last;
-    if (!PyArg_ParseTuple(arguments, "iinn", &number, &device, &first, &last)) {
+    Stamps *stamps;
+    if (!PyArg_ParseTuple(arguments, "O&inn", captured_stamps, &stamps, &device, &first, &last)) {
         return NULL;
     }
-    Stamps *stamps = stamps_of(number);
     if (stamps == NULL) {
         return PyUnicode_FromString(NOT_CAPTURED);
     }
@@ -606,14 +625,14 @@ static PyObject *python_end_of(PyObject *module, PyObject *arguments) {
     return reason_or(reason, reason != NULL ? NULL : Py_BuildValue("iN", position, PyBool_FromLong(is_on_origin)));
 }
 
-/* stamps_frontier(number, device): the nodes that the current stream's next one waits for, as bytes. */
+/* stamps_frontier(stamps, device): the nodes that the current stream's next one waits for, as bytes. */
 static PyObject *python_frontier(PyObject *module, PyObject *arguments) {
     (void)module;
-    int number, device;
-    if (!PyArg_ParseTuple(arguments, "ii", &number, &device)) {
+    int device;
+    Stamps *stamps;
+    if (!PyArg_ParseTuple(arguments, "O&i", captured_stamps, &stamps, &device)) {
         return NULL;
     }
-    Stamps *stamps = stamps_of(number);
     if (stamps == NULL) {
         return PyUnicode_FromString(NOT_CAPTURED);
     }
@@ -626,18 +645,19 @@ static PyObject *python_frontier(PyObject *module, PyObject *arguments) {
     return reason_or(reason, nodes);
 }
 
-/* stamp_wait(number, device, frontier before the wait, nodes before, nodes behind, is the end stamped): the positions of
+/* stamp_wait(stamps, device, frontier before the wait, nodes before, nodes behind, is the end stamped): the positions of
    stamps where the stream came to the wait, and at the end of what it has waited for, and whether the stream is that of the
    capture's begin: others are not stalled by it, and have no first stamp. -1 where none is needed. */
 static PyObject *python_wait(PyObject *module, PyObject *arguments) {
     (void)module;
-    int number, device, has_end, waited_from = NOT_APPLICABLE, end = NOT_APPLICABLE;
+    int device, has_end, waited_from = NOT_APPLICABLE, end = NOT_APPLICABLE;
     const char *bytes;
     Py_ssize_t num_bytes, first, last;
-    if (!PyArg_ParseTuple(arguments, "iiy#nnp", &number, &device, &bytes, &num_bytes, &first, &last, &has_end)) {
+    Stamps *stamps;
+    if (!PyArg_ParseTuple(arguments, "O&iy#nnp", captured_stamps, &stamps, &device, &bytes, &num_bytes, &first, &last,
+                          &has_end)) {
         return NULL;
     }
-    Stamps *stamps = stamps_of(number);
     if (stamps == NULL) {
         return PyUnicode_FromString(NOT_CAPTURED);
     }
@@ -835,7 +855,7 @@ PyMethodDef stamps_functions[] = {
     {"prepare_stamps", python_prepare, METH_O,
      "Load the kernels on the current device, and test its clock; return why it has no stamps, \"\" if it has."},
     {"begin_stamps", python_begin, METH_O,
-     "Return a number for the stamps of the graph that the current stream captures, or why it gets none."},
+     "Return (number, graph id) for the stamps of the graph that the current stream captures, or why it gets none."},
     {"close_stamps", python_close, METH_VARARGS, "End the capture: replays are read from now on, or never."},
     {"stamps_before", python_before, METH_VARARGS,
      "Return how many nodes the graph has before a launch on a device, or why that gets no stamps."},

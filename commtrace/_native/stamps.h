@@ -38,7 +38,8 @@ typedef struct {
     uint64_t counters, heads_address;
     _Atomic uint64_t *heads; /* of graphs, by their number; that of number 0 is the probe's */
     Slot *probe;
-    uint64_t probe_address, probes;
+    uint64_t probe_address;
+    uint64_t num_probes, awaited_probe; /* as the device counts them: the latest, and the latest with a stamp */
     Page *free_pages;
     int num_free, num_arenas;
     Anchor anchors[NUM_ANCHORS]; /* a ring of the latest */

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.stragglers.verdict import is_gpu
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import RankTrace, Run
 
 _WORDS: Final = {"native": "native", "python": "Python"}

@@ -23,13 +23,14 @@ from commtrace.analysis.breakdown.states import (
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
-from commtrace.analysis.stragglers.costs import Occurrence, occurrence
-from commtrace.analysis.stragglers.late_hosts import LATE
-from commtrace.analysis.stragglers.verdict import Stretch, Verdict
+from commtrace.analysis.stragglers.costs import occurrence
+from commtrace.analysis.stragglers.late_hosts import is_launch_bound_job
+from commtrace.analysis.stragglers.verdict import Verdict, VerdictStretch
 from commtrace.findings.causes import CAUSES, JOB, LOSSES, PAUSES, advice, format_cause
 from commtrace.findings.causes import CHECKPOINT as SAVING
 from commtrace.findings.causes import DATA as INPUT
 from commtrace.findings.causes import GC as COLLECTING
+from commtrace.findings.finding import Occurrence
 from commtrace.trace import schema
 
 _WORTH_A_LOOK: Final = 0.05
@@ -130,7 +131,7 @@ def _straggler_sentence(straggler: Verdict) -> str:
         were = "were" if straggler.who.startswith("ranks") else "was"
         why = f", which {were} {CAUSES[straggler.cause].activity}," if straggler.cause in PAUSES else f" ({cause})"
         return f"{named}{why} held up the others {straggler.occurrence}. {straggler.next_step}"
-    if straggler.cause == LATE and straggler.place == JOB:
+    if is_launch_bound_job(straggler):
         return (
             f"The devices wait for their hosts (launch-bound): it costs {'at most ' if straggler.cost_is_bound else ''}"
             f"{_ms(cost_ns)} of every step, {straggler.share_of_step:.1%} of it. {straggler.next_step}"
@@ -151,7 +152,7 @@ def _straggler_sentence(straggler: Verdict) -> str:
     )
 
 
-def _at(stretch: Stretch) -> str:
+def _at(stretch: VerdictStretch) -> str:
     if stretch.since_ns is None or stretch.until_ns is None:
         return ""
     return f" ({date_and_time(stretch.since_ns, stretch.until_ns)})"

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
-from commtrace.analysis.formatting import ranges
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
@@ -18,6 +17,7 @@ from commtrace.analysis.steps.choice import ChosenSteps, recorded_steps
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.verdict import on_gpu
+from commtrace.findings.formatting import ranges
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
 from commtrace.trace.files.tail import RunTail
 from commtrace.trace.run import Run

@@ -11,7 +11,6 @@ import numpy as np
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH
 from commtrace.analysis.communication.table import Communication
-from commtrace.analysis.formatting import format_ranges, format_ranks
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.arrivals import describe_group, known_groups
@@ -19,6 +18,7 @@ from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.steps.attempts import is_earlier
 from commtrace.analysis.steps.choice import DURATION_ONLY, WARM_UP, StepChoice
 from commtrace.analysis.steps.progress import unreached_steps
+from commtrace.findings.formatting import format_ranges, format_ranks
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 

@@ -65,10 +65,34 @@ def grouped_median(group: npt.NDArray[np.integer], values: Float64 | Int64, grou
     first = np.concatenate([[0], np.cumsum(size)])
     medians = np.full(groups, np.nan)
     some = size > 0
-    ordered = values[np.lexsort((values, group))]
+    ordered = _sorted_within(group, values, size)
     lower, upper = first[:-1] + (size - 1) // 2, first[:-1] + size // 2
     medians[some] = (ordered[lower[some]] + ordered[upper[some]]) / 2
     return medians
+
+
+_LARGEST_KEY: Final = 2**62
+
+_FEW_GROUPS: Final = 2**16
+
+
+def _sorted_within(group: npt.NDArray[np.integer], values: Float64 | Int64, size: Int64) -> Float64 | Int64:
+    """Return the values by group, ascending in each; ``size`` is of each group.
+
+    numpy sorts plain numbers ten times as fast as it orders by two keys.
+    """
+    if values.dtype == np.int64 and len(values):
+        low = int(values.min())
+        stride = int(values.max()) - low + 1
+        if stride * len(size) < _LARGEST_KEY:
+            key = group.astype(np.int64) * stride + (values.astype(np.int64, copy=False) - low)
+            key.sort()
+            return np.asarray(key - np.repeat(np.arange(len(size)) * stride - low, size))
+    by_value = np.argsort(values)
+    number = group[by_value]
+    if len(size) <= _FEW_GROUPS:
+        number = number.astype(np.uint16)  # sorted by its digits
+    return values[by_value[np.argsort(number, kind="stable")]]
 
 
 def exact_of_each(exact: Bool, group: npt.NDArray[np.integer]) -> Bool:

@@ -109,6 +109,7 @@ class Summary:
     pipeline: Pipeline | None
     peak_memory: tuple[RankMemory, ...]  # of the whole recording; without ranks that train on no device
     stragglers: tuple[Verdict, ...]  # costliest first
+    together_ms_per_step: float  # what a step would save without any of them
     abstentions: tuple[str, ...]  # sentences on what could not be judged
     coverage: Coverage
     missing: int | None  # communications without a trace, by their numbers; None if only some steps were asked for
@@ -185,6 +186,7 @@ def summarise_measured(
         pipeline=replayed.pipeline,
         peak_memory=peak_memory(recorded),
         stragglers=findings.verdicts,
+        together_ms_per_step=findings.together_ms_per_step,
         abstentions=findings.abstentions,
         coverage=totals.captured.coverage(ranks_of_run),
         missing=missing_numbers(recorded, measured.counts) if is_whole else None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.benchmarks.device import BenchmarkDevice, nccl_version
-from commtrace.identity import stored_settings
+from commtrace.recording.identity import stored_settings
 from commtrace.trace.metadata import NODE_VARIABLES, SLURM_NODE
 
 _PACKAGES: Final = (

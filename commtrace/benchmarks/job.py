@@ -13,11 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from commtrace import launchers
 from commtrace.benchmarks.device import device_name, device_of_backend
 from commtrace.benchmarks.signals import acting_on_signals
 from commtrace.config import Config
 from commtrace.errors import CommtraceError, ConfigurationError
+from commtrace.recording import launchers
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from commtrace.analysis.communication.baseline import Measurement
 from commtrace.analysis.communication.links import SLOW, SlowTraffic
-from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.benchmarks.facts import RankFacts
+from commtrace.findings.formatting import format_ranges, ranges
 from commtrace.trace.json_values import JsonObject
 
 SLOW_DEVICE: Final = {"cuda": 0.9, "cpu": 0.5}

@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from commtrace import launchers
 from commtrace.analysis.communication.baseline import Measurement, NetworkBaseline
 from commtrace.analysis.communication.links import find_slow_links
 from commtrace.benchmarks.collectives import Results, Settings, measure_collectives
@@ -52,6 +51,7 @@ from commtrace.benchmarks.matmul import Shape, measure_matmul
 from commtrace.benchmarks.signals import acting_on_signals
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
+from commtrace.recording import launchers
 from commtrace.trace.inputs import decode_json
 
 _ANSWER: Final = struct.Struct("!i")

@@ -7,9 +7,10 @@ import os
 from types import ModuleType
 from typing import Final, NamedTuple
 
-from commtrace import _native, launchers
+from commtrace import _native
 from commtrace.config import Config
-from commtrace.options import NATIVE, PYTHON
+from commtrace.recording import launchers
+from commtrace.recording.options import NATIVE, PYTHON
 
 _logger = logging.getLogger("commtrace")
 

@@ -15,11 +15,11 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 import wrapt
 
 from commtrace import capture
-from commtrace._compile_safe import RAISED as RAISED
-from commtrace._compile_safe import do_nothing, wrap_with_callbacks, wrapper_codes
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.installation import PAGE
+from commtrace.recording.compile_safe import RAISED as RAISED
+from commtrace.recording.compile_safe import do_nothing, wrap_with_callbacks, wrapper_codes
+from commtrace.recording.installation import PAGE
 
 Function: TypeAlias = Callable[..., Any]
 """A function of torch, of a framework or of the script."""

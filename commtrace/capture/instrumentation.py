@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from msgspec import structs
 
-from commtrace import identity, launchers
-from commtrace.agreement import Predecessor
 from commtrace.capture import engine, hooks, triggers
 from commtrace.capture.collectives.cpp_communication import capture_of_cpp
 from commtrace.capture.collectives.group_members import GroupMeetings
@@ -53,11 +51,13 @@ from commtrace.config import (
     has_variables,
     own_variables,
 )
-from commtrace.identity import Identity, WorldNames
-from commtrace.installation import own_command, warn_if_untried
-from commtrace.options import OFF, STAMPS
-from commtrace.process_end import ExitCall, uncaught_exception
-from commtrace.recorder import Recorder, Sink
+from commtrace.recording import identity, launchers
+from commtrace.recording.agreement import Predecessor
+from commtrace.recording.identity import Identity, WorldNames
+from commtrace.recording.installation import own_command, warn_if_untried
+from commtrace.recording.options import OFF, STAMPS
+from commtrace.recording.process_end import ExitCall, uncaught_exception
+from commtrace.recording.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.file_process import FileProcess
@@ -227,10 +227,10 @@ class Instrumentation:
         if peak_memory is not None:
             self.tracer.guard.on_failure(PEAK_MEMORY, peak_memory.uninstall)
             self._install(PEAK_MEMORY, peak_memory.install, peak_memory.uninstall)
-        waiting = self._synchronizations
-        if waiting is not None:
-            self.tracer.guard.on_failure(SYNCHRONIZATIONS, waiting.uninstall)
-            self._install(SYNCHRONIZATIONS, waiting.install, waiting.uninstall)
+        synchronizations = self._synchronizations
+        if synchronizations is not None:
+            self.tracer.guard.on_failure(SYNCHRONIZATIONS, synchronizations.uninstall)
+            self._install(SYNCHRONIZATIONS, synchronizations.install, synchronizations.uninstall)
         if self._replays is not None and self._warm_ups is not None:
             self.tracer.guard.on_failure(warm_ups.PART, self._warm_ups.uninstall)
             self._install(replays.PART, self._replays.install, self._replays.uninstall)
@@ -429,8 +429,8 @@ class Instrumentation:
         directory = identity.own_directory(self.config, found, self._files, self._identity.predecessors)
         metadata = identity.collect(self.config, found)
         self._marks.world = metadata.world
-        own = GroupMember(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
-        self._marks.members = GroupMeetings(self.tracer.groups, own)
+        member = GroupMember(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
+        self._marks.members = GroupMeetings(self.tracer.groups, member)
         if metadata.rank == 0 and metadata.attempt == 0 and self._files.call(holds_a_recording, directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "

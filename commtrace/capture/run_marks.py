@@ -7,7 +7,6 @@ from typing import Final
 
 from msgspec import structs
 
-from commtrace import identity
 from commtrace.capture import triggers
 from commtrace.capture.collectives.group_members import PART as MEMBERS
 from commtrace.capture.collectives.group_members import GroupMeetings
@@ -21,6 +20,7 @@ from commtrace.capture.hangs.activity import ActivityWatch
 from commtrace.capture.records import Launch
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
+from commtrace.recording import identity
 from commtrace.trace.hang_report import InFlight
 from commtrace.trace.metadata import Group
 from commtrace.trace.schema import MarkDetail

@@ -24,7 +24,7 @@ from commtrace.capture.records import (
     span_rows,
 )
 from commtrace.capture.threads import CallingThread, CompletionCallbacks, NativeCallingThread
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.selection import DetailPlan, StepRange
 

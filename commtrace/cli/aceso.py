@@ -18,7 +18,7 @@ from commtrace.interchange.aceso.configuration import check_sizes, read_aceso_co
 from commtrace.interchange.aceso.prediction import LEFT_OUT, AcesoPrediction, predict
 from commtrace.interchange.aceso.profile import read_aceso_profile
 from commtrace.interchange.aceso.search import SEARCH_LEAVES_OUT, AcesoChoice, AcesoFound, fullest_mib, search_aceso
-from commtrace.search.megatron import megatron_arguments
+from commtrace.planning.search.megatron import megatron_arguments
 from commtrace.trace.json_values import JsonObject, to_json
 
 _NO_JOB = (

@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from commtrace import launchers
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
-from commtrace.identity import RUN_ID_PLACE
-from commtrace.installation import own_command
+from commtrace.recording import launchers
+from commtrace.recording.identity import RUN_ID_PLACE
+from commtrace.recording.installation import own_command
 from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN, segment_paths, write_exit
 
 

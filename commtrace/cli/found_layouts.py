@@ -10,10 +10,10 @@ from rich.table import Table
 from commtrace.cli.layouts import fastest, none_fits, number_table, print_not_predicted, size_words
 from commtrace.cli.output import binary_bytes, duration
 from commtrace.planning.layout import Layout, groups
-from commtrace.search.layouts import FoundLayouts
-from commtrace.search.megatron import megatron_arguments
-from commtrace.search.prediction import PredictedLayout, Predictor
-from commtrace.search.reliability import ORDER_HELD
+from commtrace.planning.search.layouts import FoundLayouts
+from commtrace.planning.search.megatron import megatron_arguments
+from commtrace.planning.search.prediction import PredictedLayout, Predictor
+from commtrace.planning.search.reliability import ORDER_HELD
 from commtrace.trace.json_values import JsonObject, to_json
 
 

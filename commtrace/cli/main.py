@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
 from commtrace.errors import CommtraceError
-from commtrace.installation import import_pyarrow
+from commtrace.recording.installation import import_pyarrow
 from commtrace.trace.inputs import printable, printable_lines
 
 _USER_ERROR: Final = 2

@@ -21,13 +21,14 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import commtrace
-from commtrace import _native, identity, launchers
+from commtrace import _native
 from commtrace.analysis.engines import COST, engine_words, engines_used
 from commtrace.config import VARIABLES, Config
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.exporters.monitor.rendezvous import Address, read_token, token_path
-from commtrace.installation import TRIED, import_pyarrow
-from commtrace.redaction import redacted_url
+from commtrace.live.http.redaction import redacted_url
+from commtrace.recording import identity, launchers
+from commtrace.recording.installation import TRIED, import_pyarrow
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import JsonObject
 

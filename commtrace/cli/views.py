@@ -19,7 +19,6 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.communication.baseline_share import BaselineShare, whole_share
 from commtrace.analysis.communication.table import Communication
-from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks
 from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
@@ -27,7 +26,7 @@ from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.report import NodesOfVerdict
-from commtrace.analysis.stragglers.verdict import Stretch, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict, VerdictStretch
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
@@ -44,6 +43,7 @@ from commtrace.cli.output import (
 )
 from commtrace.findings.causes import HOST, LINK, OF_A_NODE, PAUSES, format_cause
 from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
+from commtrace.findings.formatting import format_duration, format_ranges, format_ranks
 
 _MOST_SHARES: Final = 20
 
@@ -402,10 +402,11 @@ def print_stragglers(
     console: Console,
     stragglers: Sequence[Verdict],
     *,
+    together_ms: float,
     on_gpu: bool = False,
     nodes: Sequence[NodesOfVerdict] | None = None,
 ) -> None:
-    """Print the verdicts, the costliest first, with GPU-hours if ``on_gpu``.
+    """Print the verdicts, the costliest first, with GPU-hours if ``on_gpu``, and what a step saves without all of them.
 
     ``nodes`` has the devices of each verdict and how to keep them out of the next job; with it, print the next step.
     """
@@ -425,6 +426,9 @@ def print_stragglers(
                 _print_indented(console, text)
             _print_indented(console, straggler.next_step, style="bold")
         console.print()
+    if len(stragglers) > 1:
+        at_least = "at least " if any(straggler.cost_is_bound for straggler in stragglers) else ""
+        console.print(f"Together they cost {at_least}{milliseconds(together_ms * 1e6)} ms per step.\n")
 
 
 def _print_indented(console: Console, text: str, style: str | None = None) -> None:
@@ -462,7 +466,7 @@ def _stretches(straggler: Verdict) -> str:
     return f"Slow in steps {', '.join(listed)}" + (f" and {more} more stretches" if more else "") + "."
 
 
-def _at(stretch: Stretch) -> str:
+def _at(stretch: VerdictStretch) -> str:
     if stretch.since_ns is None or stretch.until_ns is None:
         return ""
     return f", {date_and_time(stretch.since_ns, stretch.until_ns)}"

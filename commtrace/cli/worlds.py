@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.hangs.job_end import end_words
 from commtrace.cli.output import UNKNOWN, duration, text_table
 from commtrace.errors import CommtraceError, RunNotFoundError
+from commtrace.findings.formatting import format_duration
 from commtrace.history.facts import RunFacts, read_facts
-from commtrace.installation import own_command
+from commtrace.recording.installation import own_command
 from commtrace.trace.files.jobs import World, read_world, worlds_in
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.inputs import printable

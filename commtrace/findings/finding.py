@@ -6,49 +6,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from commtrace.findings.causes import JOB, cause_or_loss, format_cause
-from commtrace.trace.bounds import Size, Step, Word
+from commtrace.findings.causes import JOB, OF_DIVISION, cause_or_loss, format_cause
+from commtrace.findings.formatting import format_duration, format_ranges, ranges
+from commtrace.trace.bounds import Count, Rank, Size, Step, Time, Word
 
+FAILED: Final = "failed"
+HANG: Final = "hang"
+MISMATCH: Final = "mismatch"
+SILENT: Final = "silent"
 SLOW: Final = "slow"
 LOST: Final = "lost"
+RECORDING: Final = "recording"
 NOT_JUDGED: Final = "not_judged"
 
-KINDS: Final = (SLOW, LOST, NOT_JUDGED)
-"""Ranks, a host, a stage, a link, … that cost time; time that no such thing explains, by cause; and what could not be
-judged, because a signal is missing."""
+KINDS: Final = (FAILED, HANG, MISMATCH, SILENT, SLOW, LOST, RECORDING, NOT_JUDGED)
+"""In the order of a list: the rank that failed first; ranks that make no progress; ranks that do not call the same;
+ranks that no longer report; ranks, a host, a stage, a link, … that cost time; time that no such thing explains, by
+cause; what is wrong with the recording; and what could not be judged, because a signal is missing."""
+
+STOPS: Final = (FAILED, HANG, MISMATCH)
+"""The job makes no progress: whatever else it loses is no matter now."""
 
 _EXPLAINS: Final = 0.5
 """Smallest share of a wait that its cause explains."""
 
+_FEWEST_STEPS: Final = 4
+_RARE: Final = 0.25
+"""A time in at most this share of the steps belongs to those steps alone."""
+
+_MOST_STEPS_NAMED: Final = 6
+
+MOST_SIGMAS: Final = 1000.0
+
 Nanoseconds = Annotated[float, Meta(ge=-1e18, le=1e18)]
+Hours = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Sigmas = Annotated[float, Meta(ge=0, le=MOST_SIGMAS)]
+
+Norm = Literal["majority", "past", "baseline", "fastest", ""]
+"""What normal is taken from: most of those that do the same, the job's own past, another run, or the fastest few; empty
+if nothing was compared."""
+
+
+class Member(Struct, frozen=True):
+    """One of the ranks that a finding names. Times are ns in a step."""
+
+    rank: Rank
+    host: Word
+    excess_ns: Nanoseconds  # of its work over normal
+    # Lost to it in a step with every other slow rank mended; None if there are too many to try. Ranks that are slow
+    # side by side each cost all of it.
+    share_ns: Nanoseconds | None = None
+    alone_ns: Nanoseconds | None = None  # saved in a step if only this rank were mended
+
+
+class Stretch(Struct, frozen=True):
+    """Steps of a run in which one thing held, from the first to the last."""
+
+    first: Step
+    last: Step
+    cost_ns: Nanoseconds  # of one of these steps
+    since_ns: Time | None = None  # epoch: begin of the first step; None if unknown
+    until_ns: Time | None = None  # epoch: end of the last step; None if unknown
+
+
+class Occurrence(Struct, frozen=True):
+    """The fewest steps that hold most of a time."""
+
+    steps: tuple[Step, ...]  # ascending; empty if the time is 0, or in more steps than are kept of a long run
+    total_ns: Count
+    num_steps: Count  # among so many
+
+    @property
+    def is_rare(self) -> bool:
+        """Return whether most steps have none of it, so that a mean over all steps would mislead."""
+        enough = self.num_steps >= _FEWEST_STEPS and bool(self.steps)
+        return enough and len(self.steps) <= max(1, int(_RARE * self.num_steps))
+
+    def describe(self) -> str:
+        """Return ``once, in step 7: 2.2 s`` or ``in 2 of 25 steps (10, 20): 11 s in all``."""
+        total = format_duration(self.total_ns)
+        if len(self.steps) == 1:
+            return f"once, in step {self.steps[0]}: {total}"
+        named = format_ranges(ranges(self.steps), _MOST_STEPS_NAMED)
+        return f"in {len(self.steps)} of {self.num_steps} steps ({named}): {total} in all"
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """A finding. Times are ns in a step: the mean over the steps of the run that count."""
+    """A finding. Costs are ns in a step: the mean over the steps that count, or over a window of a running job."""
 
-    id: Word  # of kind, place, cause and subject: equal for the same finding in another command
-    kind: Literal["slow", "lost", "not_judged"]
-    place: Word = ""  # one of PLACES, as the cause one of CAUSES, or of LOSSES if time was lost
-    cause: Word = ""
+    id: Word  # see finding_id: equal for the same finding in another command, and while the job runs
+    kind: Literal["failed", "hang", "mismatch", "silent", "slow", "lost", "recording", "not_judged"]
+    place: Word = ""  # one of PLACES
+    cause: Word = ""  # one of CAUSES, or of LOSSES if time was lost
     who: Word = ""  # the place in words
-    ranks: tuple[Size, ...] = ()  # slowest first; of a link both ends; empty: changing ranks, or all
-    hosts: tuple[Word, ...] = ()  # of these ranks, each once
-    steps: tuple[tuple[Step, Step], ...] = ()  # first and last of each stretch in which it holds; empty: in all
-    since_step: Step = -1  # the first step in which it costs at least half; −1 if unknown
-    # What a step would save without it if everything else that is slow were mended before; of lost time its part; None
-    # if unknown.
+    ranks: tuple[Rank, ...] = ()  # slowest first; of a link both ends; empty: changing ranks, or all
+    hosts: tuple[Word, ...] = ()  # of these ranks, each once; empty where the division of work is to blame
+    members: tuple[Member, ...] = ()  # slowest first, of a running job the first 16; empty where no rank is the cause
+    stretches: tuple[Stretch, ...] = ()  # in which it holds, if that is not in all steps
+    since_step: Step = -1  # the first step in which it costs at least half, or of ``occurrence``; −1 if unknown
+    since_within_steps: Size = 0  # by so many steps ``since_step`` may be off
+    since_first_compared: bool = False  # no step before ``since_step`` was compared: it may have begun earlier
+    since_ns: Time | None = None  # begin of ``since_step``, epoch; None if unknown
+    occurrence: Occurrence | None = None  # of what strikes in few steps only; its cost is spread over all of these
+    # What a step would save without it if everything else that is slow were mended before; without a replay the excess
+    # over normal, at most the stall of others; of lost time its part; None if unknown.
     cost_ns: Nanoseconds | None = None
     cost_is_bound: bool = False  # it costs no more than that
-    share: float | None = None  # of the mean step
+    share: float | None = None  # the cost, of the mean step
     part_ns: Nanoseconds | None = None  # the parts of a list add up to the time beyond the ideal; None: unknown
+    gpu_hours_per_day: Hours | None = None  # the cost, over all devices of the job, a rank without a GPU counted as one
     persistence: float | None = None  # share of the steps in which it costs at least half
+    norm: Norm = ""
+    sigmas: Sigmas | None = None  # the cost of a step in which it holds, by its standard error; None if unknown
     evidence: Word = ""  # sentences; of what was not judged, why not
     advice: Word = ""
+
+    @property
+    def rank(self) -> int:
+        """Return the slowest rank; −1 where the cause moves between ranks, or all have it."""
+        return self.ranks[0] if self.ranks else -1
+
+    @property
+    def host(self) -> str:
+        """Return the node of :attr:`rank`; empty where it has none."""
+        if self.members:
+            return self.members[0].host
+        return self.hosts[0] if self.hosts else ""
 
     @property
     def words(self) -> str:
@@ -57,18 +146,20 @@ class Finding(Struct, frozen=True, kw_only=True):
             return "not judged"
         if self.kind == LOST:
             return cause_or_loss(self.cause).words
-        return f"{self.who}, {format_cause(self.cause)}"
+        return f"{self.who}, {format_cause(self.cause)}" if self.kind == SLOW else self.who
 
     def line(self) -> str:
-        """Return it with its cost; the reason of what was not judged."""
+        """Return it with its cost; what was not judged, or has no cost, as a sentence."""
         if self.kind == NOT_JUDGED:
             return f"Not judged: {self.evidence}"
-        if self.cost_ns is None:
-            return self.words
-        return f"{self.words}: {self.format_cost()}"
+        if self.kind not in (SLOW, LOST):
+            return self.evidence
+        return ": ".join(filter(None, (self.words, self.format_cost())))
 
     def format_cost(self) -> str:
-        """Return ``224 ms per step (62.9% of it)``; an empty string if the cost is not known."""
+        """Return ``224 ms per step (62.9% of it)``, or ``once, in step 7: 2.2 s``; empty if the cost is not known."""
+        if self.occurrence is not None:
+            return self.occurrence.describe()
         if self.cost_ns is None:
             return ""
         ms, most = self.cost_ns / 1e6, "at most " if self.cost_is_bound else ""
@@ -76,9 +167,41 @@ class Finding(Struct, frozen=True, kw_only=True):
         return f"{most}{ms:.0f} ms per step{share}" if ms >= 100 else f"{most}{ms:.3g} ms per step{share}"
 
 
+def finding_id(kind: str, place: str, cause: str, ranks: Iterable[int] = ()) -> str:
+    """Return the id of a finding: no words, which may change, and the first rank only, as others come and go.
+
+    >>> finding_id(SLOW, "host", "compute", [5, 4])
+    'slow/host/compute/4'
+    """
+    return f"{kind}/{place}/{cause}/{min(ranks, default='')}".rstrip("/")
+
+
+def hosts_of(members: Iterable[Member], cause: str) -> tuple[str, ...]:
+    """Return the hosts of ranks that a finding names, each once; none where the division of work is to blame."""
+    return () if cause in OF_DIVISION else tuple(dict.fromkeys(member.host for member in members if member.host))
+
+
+def format_since_step(step: int, within: int) -> str:
+    """Return ``step 30``, or ``about step 32 (± 8)``; empty if the step is not known."""
+    if step < 0:
+        return ""
+    return f"about step {step} (± {within})" if within else f"step {step}"
+
+
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return what is slow, costliest first, then lost time, the largest part first, then what was not judged."""
-    return tuple(sorted(findings, key=lambda one: (KINDS.index(one.kind), -(one.cost_ns or 0.0))))
+    """Return what stops the job, what is slow, costliest first, then lost time, the largest part first, then the rest.
+
+    Findings of one id, as of two stretches with other ranks beside the first, are told apart by a number.
+    """
+    ordered = sorted(findings, key=lambda one: (KINDS.index(one.kind), -(one.cost_ns or 0.0)))
+    return tuple(_with_own_ids(ordered))
+
+
+def _with_own_ids(findings: Iterable[Finding]) -> Iterator[Finding]:
+    seen: dict[str, int] = {}
+    for finding in findings:
+        number = seen[finding.id] = seen.get(finding.id, 0) + 1
+        yield finding if number == 1 else replace(finding, id=f"{finding.id}+{number}")
 
 
 def reason_of(wait_ns: float, findings: Sequence[Finding]) -> Finding | None:
@@ -93,7 +216,12 @@ def reason_of(wait_ns: float, findings: Sequence[Finding]) -> Finding | None:
         for finding in ranked(findings)
         if finding.kind == SLOW and finding.cost_ns is not None and not finding.cost_is_bound and finding.place != JOB
     ]
-    of_ranks: dict[frozenset[int], float] = {}
+    of_subject: dict[frozenset[int] | str, float] = {}
     for finding in slow:
-        of_ranks[frozenset(finding.ranks)] = of_ranks.get(frozenset(finding.ranks), 0.0) + (finding.cost_ns or 0.0)
-    return next((finding for finding in slow if of_ranks[frozenset(finding.ranks)] >= _EXPLAINS * wait_ns), None)
+        subject = _subject(finding)
+        of_subject[subject] = of_subject.get(subject, 0.0) + (finding.cost_ns or 0.0)
+    return next((finding for finding in slow if of_subject[_subject(finding)] >= _EXPLAINS * wait_ns), None)
+
+
+def _subject(finding: Finding) -> frozenset[int] | str:
+    return frozenset(finding.ranks) or finding.id  # changing ranks are no ranks that findings have in common

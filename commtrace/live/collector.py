@@ -245,8 +245,8 @@ class StepCollector:
         owned = pending.in_groups(owner, len(steps))
         detailed = {row.id: row.detail for row in pending.made if row.detail and row.kind != schema.MARK}
         self.rank.follow(spans.take(owner >= 0), pending.names)
-        window = SummaryInput(pending.names, spans, steps, owner, detailed)
-        summaries = summarise(window, self.rank, self._extras(spans, owner, len(steps)), self._gil_yield)
+        source = SummaryInput(pending.names, spans, steps, owner, detailed)
+        summaries = summarise(source, self.rank, self._extras(spans, owner, len(steps)), self._gil_yield)
         # Rows that reach beyond the closed steps are a part of the next step's partition as well.
         reaches = (spans.end > spans.end[steps[-1]]) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
         handed = handed | (owner != NOBODY)

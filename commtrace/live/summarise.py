@@ -96,25 +96,25 @@ class _Stalls:
 
 
 def summarise(
-    window: SummaryInput, rank: LiveRank, extras: Sequence[StepExtras], gil_yield: GilYield
+    source: SummaryInput, rank: LiveRank, extras: Sequence[StepExtras], gil_yield: GilYield
 ) -> list[StepSummary]:
     """Return the summaries of some steps, with ``extras`` by step."""
-    chosen = _relevant(window)
-    spans = window.spans.take(chosen)
-    spans = spans.replace(step=window.owner[chosen].astype(np.int32))
-    trace = RankTrace(rank.metadata, spans, dict(rank.marks.groups), details=window.details)
-    run = Run(Path(), {rank.rank: trace}, window.names)
+    chosen = _relevant(source)
+    spans = source.spans.take(chosen)
+    spans = spans.replace(step=source.owner[chosen].astype(np.int32))
+    trace = RankTrace(rank.metadata, spans, dict(rank.marks.groups), details=source.details)
+    run = Run(Path(), {rank.rank: trace}, source.names)
     (block,) = run.blocks
     matches = unmatched(spans)
     roles = find_roles(run)
     gil_yield.maybe_yield()
     times = step_times(run, block, Matches({rank.rank: matches}), roles)
     gil_yield.maybe_yield()
-    known = _RelevantRows(window.names, spans, roles.ranks[rank.rank], roles.words, unfinished_rows(trace))
+    known = _RelevantRows(source.names, spans, roles.ranks[rank.rank], roles.words, unfinished_rows(trace))
     position = spans.step[times.row].astype(np.int64)
     stalls = _Stalls(position[times.stall_step], times.stall_row, times.stall_ns)
     calls = calls_of_rows(CallRows(block, matches, known.roles, np.zeros((len(spans), 2), np.int64), known.unfinished))
-    count = len(window.steps)
+    count = len(source.steps)
     bus = _on_the_bus(calls, known.names)
     places = _places(calls, known.spans, rank)
     operations: list[list[OperationSummary]] = [[] for _ in range(count)]
@@ -125,12 +125,12 @@ def summarise(
         messages[at].append(message)
     gil_yield.maybe_yield()
     collectives: list[list[GroupSummary]] = [[] for _ in range(count)]
-    for at, collective in _collectives(stalls, known, window.spans.step[window.steps]):
+    for at, collective in _collectives(stalls, known, source.spans.step[source.steps]):
         collectives[at].append(collective)
     parts = _Parts.of(times, position, roles)
-    start = window.spans.start[window.steps].tolist()
-    wall = np.maximum(window.spans.end[window.steps] - window.spans.start[window.steps], 0).tolist()
-    number = window.spans.step[window.steps].tolist()
+    start = source.spans.start[source.steps].tolist()
+    wall = np.maximum(source.spans.end[source.steps] - source.spans.start[source.steps], 0).tolist()
+    number = source.spans.step[source.steps].tolist()
     return [
         _summary(
             rank,
@@ -226,11 +226,11 @@ def _summary(
     )
 
 
-def _relevant(window: SummaryInput) -> Int64:
+def _relevant(source: SummaryInput) -> Int64:
     """Return the rows of the steps, of the communications that they count, and of other work that overlaps them."""
-    spans, steps = window.spans, window.steps
+    spans, steps = source.spans, source.steps
     communication = communication_rows(spans)
-    own = communication & (window.owner >= 0)
+    own = communication & (source.owner >= 0)
     last_end = max(int(spans.end[own].max(initial=spans.end[steps].max())), int(spans.end[steps].max()))
     first_start = min(int(spans.start[own].min(initial=spans.start[steps].min())), int(spans.start[steps].min()))
     near = (spans.start < last_end) & (spans.end > first_start) & (spans.kind != schema.STEP)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.errors import ConfigurationError
+from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.planning.call_counts import OUTSIDE, CallCounts, CountedCall, Counts, Shape, is_uneven, shape
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.memory import Memory

@@ -9,8 +9,8 @@ from typing import Final, Literal, TypeAlias
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.model import Model, check_size, padded
-from commtrace.schedule import check_sizes, default_schedule
 from commtrace.trace.inputs import MOST_RANKS
+from commtrace.trace.schedule import check_sizes, default_schedule
 
 _MOST_ELEMENTS: Final = 2**50
 """Of a bucket: more than all memory of a cluster."""

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import stage_elements
-from commtrace.schedule import most_in_flight
 from commtrace.trace.json_values import JsonObject, fields_to_json
+from commtrace.trace.schedule import most_in_flight
 
 MARGIN: Final = 0.05
 """Share of a GPU's memory that a plan should leave for what is not counted."""

@@ -12,8 +12,8 @@ from commtrace.planning.memory import Memory, stage_memory
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import model_parameters, stage_elements
 from commtrace.planning.zero import planned_zero_job, zero_traffic
-from commtrace.schedule import Bubble, bubble
 from commtrace.trace.json_values import JsonObject, to_json
+from commtrace.trace.schedule import Bubble, bubble
 
 _ROLES: Final = (
     "tp", "cp", "dp-cp", "dp", "pp", "embedding", "ep", "expert-tp", "tp-ep", "expert-dp", "mp", "dist-opt",

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import WRITTEN, check_sizes, default_schedule, schedule_named, with_chunks
 from commtrace.synth.faults import LONG_MICROBATCH, OF_HOSTS, SEQUENCE_IMBALANCE, UNEVEN_STAGE, Fault
 from commtrace.trace.metadata import ClockAnchor, Group, group_id
+from commtrace.trace.schedule import WRITTEN, check_sizes, default_schedule, schedule_named, with_chunks
 from commtrace.trace.spans import Int64
 
 _SHARES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
@@ -105,7 +105,7 @@ class Job:
     dp: int = 1
     cp: int = 1
     ep: int = 1  # taken from the data-parallel (and context-parallel) ranks
-    chunks: int = 1  # v, model chunks per stage; more than one only with the interleaved schedule
+    chunks: int = 1  # v, model chunks per stage
     microbatches: int = 8  # m, per replica and step
     steps: int = 10
     schedule: str = ""  # any name of one that can be written; "": see order

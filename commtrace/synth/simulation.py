@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action, orders, splits_backwards
 from commtrace.synth import faults
 from commtrace.synth.job import Job, SimulatedLayout
 from commtrace.synth.rows import Instant, SchedulePlace, SimulatedMessage, StageRows
 from commtrace.trace import schema
+from commtrace.trace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action, orders, splits_backwards
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]

@@ -15,7 +15,6 @@ import numpy as np
 from msgspec import structs
 
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import idle_ns
 from commtrace.synth.faults import (
     CAUSES,
     LONG_MICROBATCH,
@@ -35,6 +34,7 @@ from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schedule import idle_ns
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
 from commtrace.trace.topology import Topology, without_place

@@ -73,7 +73,7 @@ class AggregatingSink:
         self._first_end_ns = _NEVER
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows like :meth:`commtrace.recorder.Sink.write`. If it fails, exactly ``rows`` are lost."""
+        """Write rows like :meth:`commtrace.recording.recorder.Sink.write`. If it fails, exactly ``rows`` are lost."""
         before = {step: {key: list(sums) for key, sums in own.items()} for step, own in self._sums.items()}
         last_ended, first_end_ns = self._last_ended, self._first_end_ns
         try:

@@ -78,9 +78,7 @@ class CapturedGraph:
     counters: tuple[Counter, ...]
     operations: tuple[ContainedOperation, ...]
     stamps: tuple[StampedOperation, ...] = ()
-    unstamped: Mapping[str, int] | None = (
-        None  # how many of the others were not, by reason; None: no stamps were asked for
-    )
+    unstamped: Mapping[str, int] | None = None  # how many of the others, by reason; None: no stamps were asked for
 
     @property
     def num_stamps(self) -> int:
@@ -224,9 +222,9 @@ class _Contained:
             offsets = [*(_NOT_WRITTEN if offset is None else offset for offset in replay.stamps), _NOT_WRITTEN]
             written = np.array(offsets, np.int64)  # with one more, which position −1 finds
             positions = np.array([stamped[1:5] for stamped in stamps], np.int64).T
-            found = written[positions]
+            offsets_ns = written[positions]
             of_stamped = [stamped.operation for stamped in stamps]
-            times[at][:, of_stamped] = np.where(found == _NOT_WRITTEN, found, found + spans.start[row])
+            times[at][:, of_stamped] = np.where(offsets_ns == _NOT_WRITTEN, offsets_ns, offsets_ns + spans.start[row])
         self._times = times
         self._is_stamped = (times[:, :2] != _NOT_WRITTEN).all(axis=1)
         self._is_start_exact = np.zeros(len(operations), np.bool_)

@@ -66,8 +66,8 @@ class Aggregator:
         return MonitorStatus(
             time=now,
             world_size=self._job.world_size,
-            ranks_heard=watch.heard,
-            silent=watch.silent,
+            ranks_heard=watch.reporting.heard,
+            silent=watch.reporting.silent,
             step_ms=watch.step_ns / 1e6,
             last_step=max((report.last_step for report in reports), default=-1),
             peers_missing=watch.peers_missing,

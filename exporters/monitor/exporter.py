@@ -45,7 +45,7 @@ from commtrace.live.monitoring.findings import JobView
 from commtrace.live.monitoring.window import ReportWindow, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
-from commtrace.process_end import uncaught_exception
+from commtrace.recording.process_end import uncaught_exception
 from commtrace.trace.schema import Row
 
 _logger = logging.getLogger("commtrace")

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.explanation import (
     FROM_REPORTS,
@@ -31,8 +30,9 @@ from commtrace.exporters.monitor.messages import (
     WireProcess,
 )
 from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.findings.formatting import format_ranks
 from commtrace.live.monitoring.findings import LiveEvent
-from commtrace.live.monitoring.watch import SILENT_WINDOWS
+from commtrace.live.monitoring.reporting import SILENT_WINDOWS
 from commtrace.live.monitoring.wire_types import MOST_TEXT, WireGroup, most_group_members, regular_range
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import ClockAnchor, Group, RankMetadata

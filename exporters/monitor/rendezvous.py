@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from commtrace.errors import CommtraceError, ConfigurationError
-from commtrace.options import is_token
+from commtrace.recording.options import is_token
 
 _MOST_BYTES: Final = 1_024
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO

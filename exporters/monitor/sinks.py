@@ -24,10 +24,10 @@ from commtrace.config import MonitorConfig
 from commtrace.exporters.monitor.hangs import HUNG, RESUMED
 from commtrace.exporters.monitor.messages import MOST_EVENTS, MonitorFindings
 from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.live.http.redaction import http_reason, redacted_url
 from commtrace.live.monitoring.findings import BACK, CLEARED, SILENT, JobView, LiveEvent, LiveStraggler, MonitorStatus
 from commtrace.live.rank import LiveRank
-from commtrace.options import PAGERDUTY, SLACK
-from commtrace.redaction import http_reason, redacted_url
+from commtrace.recording.options import PAGERDUTY, SLACK
 from commtrace.trace.files.safe_files import open_to_append, replace_file
 from commtrace.trace.inputs import printable
 from commtrace.trace.json_values import JsonObject

@@ -20,8 +20,8 @@ from commtrace.exporters.monitor.messages import (
     WireHangReport,
 )
 from commtrace.live.monitoring.job_steps import JobSteps
+from commtrace.live.monitoring.reporting import SILENT_WINDOWS
 from commtrace.live.monitoring.waits import Least, by_group
-from commtrace.live.monitoring.watch import SILENT_WINDOWS
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.wire_types import most_group_members
 

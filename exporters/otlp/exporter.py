@@ -27,11 +27,11 @@ from commtrace.exporters.otlp.queue import (
     Account,
     ExportedStep,
     HeldJobSteps,
-    JobQueue,
     MetricsSnapshot,
     Settle,
     SignalCounts,
     SpanFilter,
+    StepQueue,
 )  # fmt: skip
 from commtrace.live.monitoring.job_steps import JobStep, RepetitionCounter
 from commtrace.live.rank import LiveRank
@@ -94,7 +94,7 @@ class SpanSender(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def send(self, jobs: Sequence[ExportedStep], settle: Settle) -> None:
+    def send(self, steps: Sequence[ExportedStep], settle: Settle) -> None:
         """Send the spans of these steps, each settled once unless interrupted."""
 
     def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
@@ -176,7 +176,7 @@ class OtlpExporter:
         self._takes_spans = config.otlp.level != "none" and self._filter.takes_rank(rank.rank)
         self._open_spans, self._open_metrics = spans, metrics
         self.account, self.metric_account = Account(), Account()
-        self._queue = JobQueue(self.account, most_spans)
+        self._queue = StepQueue(self.account, most_spans)
         self._metrics = _Metrics(rank) if config.otlp.metrics else None
         self._seen = _Seen()
         has_monitor = "monitor" in exporter_names(config.export)
@@ -198,7 +198,7 @@ class OtlpExporter:
             self._metrics.totals.add(summary)
         if self._takes_spans:
             self._newest = summary
-            self._produce(self._job(summary, rows))
+            self._produce(self._exported(summary, rows))
         self._warn()
 
     def close(self) -> None:
@@ -230,14 +230,14 @@ class OtlpExporter:
         self.account.finish()
         self.metric_account.finish()
 
-    def _produce(self, job: ExportedStep) -> None:
+    def _produce(self, step: ExportedStep) -> None:
         if self._is_off:
-            self.account.produce(job.num_spans)
-            self.account.drop(job.num_spans, REFUSED)
-        elif job.num_spans:
-            self._queue.put(job)
+            self.account.produce(step.num_spans)
+            self.account.drop(step.num_spans, REFUSED)
+        elif step.num_spans:
+            self._queue.put(step)
 
-    def _job(self, summary: StepSummary, rows: Sequence[Row]) -> ExportedStep:
+    def _exported(self, summary: StepSummary, rows: Sequence[Row]) -> ExportedStep:
         chosen = self._filter.rows(rows, summary.step)
         chosen.sort(key=lambda row: row.kind != schema.STEP)  # the step first; the sort is stable
         steps = [row for row in chosen if row.kind == schema.STEP]
@@ -328,16 +328,16 @@ class OtlpExporter:
         # Wait for the first step: by then the script has installed its provider, if it ever does.
         first = None
         while first is None and not self._ends.is_set() and (self._metrics is None or self._metrics.due_in()):
-            first = self._next_job(None)
+            first = self._next_step(None)
         if self._interrupted.is_set():
             return
         with self._open_sender() as self._sender:
             while not self._interrupted.is_set():
-                job, first = first or self._next_job(self._sender), None
-                if job is not None:
-                    self._sender.send(self._jobs_of_a_request(job), self.account.settle)
+                step, first = first or self._next_step(self._sender), None
+                if step is not None:
+                    self._sender.send(self._steps_of_a_request(step), self.account.settle)
                 self._warn()  # not only at the end of a step, which may take minutes
-                ends = job is None and self._ends.is_set()
+                ends = step is None and self._ends.is_set()
                 if self._metrics is not None and (ends or self._metrics.is_due()):
                     self._send_metrics(self._sender, self._metrics)
                 if ends:
@@ -348,13 +348,13 @@ class OtlpExporter:
         self.metric_account.produce(1)
         sender.send_metrics(metrics.newest(counts), self.metric_account.settle)
 
-    def _next_job(self, sender: SpanSender | None) -> ExportedStep | None:
+    def _next_step(self, sender: SpanSender | None) -> ExportedStep | None:
         if sender is not None:
             self._ends.wait(sender.pause_seconds)
         self._release_job_steps()
         return self._queue.get(_IDLE_SECONDS if self._metrics is None else min(self._metrics.due_in(), _IDLE_SECONDS))
 
-    def _jobs_of_a_request(self, first: ExportedStep) -> list[ExportedStep]:
+    def _steps_of_a_request(self, first: ExportedStep) -> list[ExportedStep]:
         # Short steps come many at a time; a request for each would cost more than their spans.
         if first.num_spans < SPANS_PER_REQUEST:
             self._ends.wait(_GATHERING_SECONDS)

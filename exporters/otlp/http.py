@@ -24,9 +24,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import NewConnectionError
 
-from commtrace.deadline import Deadline
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.otlp.metrics import metrics_data
+from commtrace.live.http.deadline import Deadline
 
 _MOST_BYTES: Final = 65_536
 """Limit of an answer, which is empty or a short error."""

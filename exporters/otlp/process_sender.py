@@ -18,11 +18,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from commtrace import side_process
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.otlp.queue import ExportedStep, MetricsSnapshot, Settle
 from commtrace.live.rank import LiveRank
+from commtrace.trace.files import side_process
 from commtrace.trace.metadata import Group, RankMetadata
 from commtrace.trace.topology import Topology
 
@@ -51,7 +51,7 @@ class Update(NamedTuple):
 
 
 class SendSpans(NamedTuple):
-    jobs: Sequence[ExportedStep]
+    steps: Sequence[ExportedStep]
 
 
 Outcomes: TypeAlias = tuple[tuple[int, "bool | None"], ...]
@@ -96,7 +96,7 @@ def _sent(sender: Sender, message: SendSpans | MetricsSnapshot) -> Outcomes:
         outcomes.append((count, was_sent))
 
     if isinstance(message, SendSpans):
-        sender.send(message.jobs, settle)
+        sender.send(message.steps, settle)
     else:
         sender.send_metrics(message, settle)
     return tuple(outcomes)
@@ -169,10 +169,10 @@ class ProcessSender:
             self.close(RESTART_SECONDS)
             raise WorkerError(f"it ended at once, with exit code {process.returncode}") from error
 
-    def send(self, jobs: Sequence[ExportedStep], settle: Settle) -> None:
+    def send(self, steps: Sequence[ExportedStep], settle: Settle) -> None:
         """Send the spans of some steps, each settled once, also if the worker dies."""
-        count = sum(job.num_spans for job in jobs)
-        self._request(SendSpans([job.without_operations() for job in jobs]), count, settle)
+        count = sum(step.num_spans for step in steps)
+        self._request(SendSpans([step.without_operations() for step in steps]), count, settle)
 
     def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
         """Send metrics as one request, settled once, also if the worker dies."""

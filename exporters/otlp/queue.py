@@ -17,7 +17,7 @@ from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.options import OTLP_LEVELS
+from commtrace.recording.options import OTLP_LEVELS
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
@@ -138,7 +138,7 @@ class ExportedStep(NamedTuple):
         return len(self.rows) + len(self.job_steps) + len(self.findings)
 
     def without_operations(self) -> ExportedStep:
-        """Return the job without the parts of its summary that no span needs."""
+        """Return the step without the parts of its summary that no span needs."""
         return self._replace(summary=replace(self.summary, operations=(), collectives=()))
 
 
@@ -230,49 +230,49 @@ class Account:
                 self._is_final = True
 
 
-class JobQueue:
+class StepQueue:
     """Steps that wait, with at most ``most_spans`` spans in all. Any thread puts, one gets; a put never blocks."""
 
     def __init__(self, account: Account, most_spans: int = MOST_SPANS) -> None:
         self._account = account
         self._most_spans = most_spans
-        self._jobs: deque[ExportedStep] = deque()
+        self._steps: deque[ExportedStep] = deque()
         self._waiting = 0
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, job: ExportedStep) -> None:
+    def put(self, step: ExportedStep) -> None:
         """Add a step, or as much of it as fits; count the rest as dropped."""
-        self._account.produce(job.num_spans)
+        self._account.produce(step.num_spans)
         with self._changed:
-            fitting = self._fitting(job)
+            fitting = self._fitting(step)
             if fitting.num_spans:
-                self._jobs.append(fitting)
+                self._steps.append(fitting)
                 self._waiting += fitting.num_spans
                 self._changed.notify()
-        if fitting.num_spans < job.num_spans:
-            self._account.drop(job.num_spans - fitting.num_spans, QUEUE_FULL)
+        if fitting.num_spans < step.num_spans:
+            self._account.drop(step.num_spans - fitting.num_spans, QUEUE_FULL)
 
     def get(self, seconds: float) -> ExportedStep | None:
         """Return the oldest step; None if none comes in time, or the queue is closed and empty."""
         with self._changed:
-            if not self._jobs and not self._closed:
+            if not self._steps and not self._closed:
                 self._changed.wait(seconds)
-            if not self._jobs:
+            if not self._steps:
                 return None
-            job = self._jobs.popleft()
-            self._waiting -= job.num_spans
-            return job
+            step = self._steps.popleft()
+            self._waiting -= step.num_spans
+            return step
 
     def get_with(self, first: ExportedStep, most_spans: int) -> list[ExportedStep]:
         """Return ``first`` and the next steps, up to ``most_spans`` spans in all."""
-        jobs, spans = [first], first.num_spans
+        steps, spans = [first], first.num_spans
         with self._changed:
-            while self._jobs and spans + self._jobs[0].num_spans <= most_spans:
-                jobs.append(self._jobs.popleft())
-                spans += jobs[-1].num_spans
-                self._waiting -= jobs[-1].num_spans
-        return jobs
+            while self._steps and spans + self._steps[0].num_spans <= most_spans:
+                steps.append(self._steps.popleft())
+                spans += steps[-1].num_spans
+                self._waiting -= steps[-1].num_spans
+        return steps
 
     def close(self) -> None:
         """Wake up the thread in :meth:`get`."""
@@ -280,11 +280,11 @@ class JobQueue:
             self._closed = True
             self._changed.notify()
 
-    def _fitting(self, job: ExportedStep) -> ExportedStep:
+    def _fitting(self, step: ExportedStep) -> ExportedStep:
         room = self._most_spans - self._waiting
-        if job.num_spans <= room:
-            return job
-        room -= len(job.job_steps) + len(job.findings)
+        if step.num_spans <= room:
+            return step
+        room -= len(step.job_steps) + len(step.findings)
         if room < 0:
-            return job._replace(rows=(), job_steps=(), findings=())
-        return job._replace(rows=job.rows[:room])
+            return step._replace(rows=(), job_steps=(), findings=())
+        return step._replace(rows=step.rows[:room])

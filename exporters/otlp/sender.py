@@ -116,13 +116,13 @@ class Sender:
         detach(self._token)
         self.interrupt()
 
-    def send(self, jobs: Sequence[ExportedStep], settle: Settle) -> None:
+    def send(self, steps: Sequence[ExportedStep], settle: Settle) -> None:
         """Send the spans of some steps in batches, until all are settled or :meth:`interrupt` is called."""
         if self._span_sink_open is None:
             self._span_sink_open = self._open_spans()
-        left = sum(job.num_spans for job in jobs)
+        left = sum(step.num_spans for step in steps)
         gives_up_at = time.monotonic() + _MOST_SECONDS
-        for batch in _batches(chain.from_iterable(map(self._maker.spans, jobs))):
+        for batch in _batches(chain.from_iterable(map(self._maker.spans, steps))):
             left -= len(batch)
             if self._interrupted:
                 return
@@ -131,7 +131,7 @@ class Sender:
             if not was_sent and left and time.monotonic() > gives_up_at:
                 settle(left, False)  # of many batches, the last would be told of after minutes
                 return
-        assert left == 0, "jobs know how many spans they make"
+        assert left == 0, "steps know how many spans they make"
 
     def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
         """Send metrics as one request, settled once."""

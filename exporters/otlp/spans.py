@@ -163,8 +163,8 @@ class SpanMaker:
         self._repetitions = RepetitionCounter()
         self._number = 0
 
-    def spans(self, job: ExportedStep) -> Iterator[ReadableSpan]:
-        yield from _StepSpans(self, job).make()
+    def spans(self, exported: ExportedStep) -> Iterator[ReadableSpan]:
+        yield from _StepSpans(self, exported).make()
 
     def next_own_id(self) -> int:
         """Return the id of a span that no other rank links to."""
@@ -173,9 +173,9 @@ class SpanMaker:
 
 
 class _StepSpans:
-    def __init__(self, maker: SpanMaker, job: ExportedStep) -> None:
+    def __init__(self, maker: SpanMaker, exported: ExportedStep) -> None:
         self._maker = maker
-        self._job = job
+        self._exported = exported
         self._rank = maker._rank
         self._filter = maker._filter
         self._ids = maker._ids
@@ -190,9 +190,9 @@ class _StepSpans:
         self._contexts: dict[int, tuple[int, SpanContext]] = {}
 
     def make(self) -> Iterator[ReadableSpan]:
-        for job_step in self._job.job_steps:
+        for job_step in self._exported.job_steps:
             yield self._job_step(job_step)
-        for row in self._job.rows:
+        for row in self._exported.rows:
             if row.kind == schema.STEP:
                 yield self._step(row)
             elif row.kind in (schema.COLLECTIVE, schema.P2P):
@@ -201,7 +201,7 @@ class _StepSpans:
                 yield self._stall(row)
             else:
                 yield self._phase(row)
-        for finding in self._job.findings:
+        for finding in self._exported.findings:
             yield self._finding(finding)
 
     def _job_step(self, job_step: JobStep) -> ReadableSpan:
@@ -230,10 +230,10 @@ class _StepSpans:
         step = row.step
         repetition = self._repetitions.begin(step)
         attributes = {**self._named(step), "commtrace.timing.source": schema.TIMINGS[row.timing]}
-        if step == self._job.summary.step:
-            attributes.update(_breakdown(self._job.summary))
-            attributes["commtrace.clock.error_ns"] = self._job.clock_error_ns
-            attributes["commtrace.otlp.dropped_spans"] = self._job.dropped
+        if step == self._exported.summary.step:
+            attributes.update(_breakdown(self._exported.summary))
+            attributes["commtrace.clock.error_ns"] = self._exported.clock_error_ns
+            attributes["commtrace.otlp.dropped_spans"] = self._exported.dropped
         own = _context(trace_id(self._rank.run_id, step), self._ids.step(self._rank.rank, step, repetition))
         return self._span("step", own, self._job_step_context(step, repetition), row, attributes)
 
@@ -267,7 +267,7 @@ class _StepSpans:
 
     def _finding(self, finding: LiveEvent) -> ReadableSpan:
         # The span of a straggler lasts from its begin to the finding.
-        step, straggler = self._job.summary.step, finding.straggler
+        step, straggler = self._exported.summary.step, finding.straggler
         at = round(finding.time * 1e9)
         attributes: Attributes = {
             "commtrace.finding": finding.kind,
@@ -303,7 +303,7 @@ class _StepSpans:
         links: tuple[Link, ...] = (),
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> ReadableSpan:
-        offset = self._job.epoch_offset_ns
+        offset = self._exported.epoch_offset_ns
         return ReadableSpan(
             name=name,
             context=context,
@@ -319,7 +319,7 @@ class _StepSpans:
 
     def _place(self, row: Row) -> tuple[int, SpanContext]:
         # Those of the row's own step, not always the one that closed.
-        return self._step_context(row.step if row.step >= 0 else self._job.summary.step)
+        return self._step_context(row.step if row.step >= 0 else self._exported.summary.step)
 
     def _step_context(self, step: int) -> tuple[int, SpanContext]:
         known = self._contexts.get(step)

@@ -7,7 +7,7 @@ from typing import Any
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.largest_loss import verdict
-from commtrace.analysis.stragglers.verdict import Stretch, Verdict
+from commtrace.analysis.stragglers.verdict import Verdict, VerdictStretch
 from commtrace.analysis.summary import summarise
 from commtrace.findings.causes import RANKS, format_cause
 from tests.factory import make_run, span
@@ -62,13 +62,15 @@ def test_work_that_takes_long_in_a_few_steps_is_reported_with_its_cause() -> Non
 
 
 def test_problems_of_a_part_of_the_run_are_reported_with_its_steps() -> None:
-    stretch = Stretch(30, 49, 50.0, iso_ns("2026-11-23T14:03:22.512+00:00"), iso_ns("2026-11-23T14:05:09.001+00:00"))
+    stretch = VerdictStretch(
+        30, 49, 50.0, iso_ns("2026-11-23T14:03:22.512+00:00"), iso_ns("2026-11-23T14:05:09.001+00:00")
+    )
     slow = straggler(rank=3, who="rank 3 on a", cost_ms_per_step=20.0, share_of_step=0.2, stretches=(stretch,))
     assert verdict([mean(bubble=40)], [slow]) == (
         "Rank 3 on a held up the others (compute) in steps 30–49 (2026-11-23 14:03:22–14:05:09 UTC): it cost 50 ms of "
         "each, 20.0% of all steps. Look at its clocks."
     )
-    twice = replace(slow, stretches=(stretch, Stretch(60, 69, 10.0)))
+    twice = replace(slow, stretches=(stretch, VerdictStretch(60, 69, 10.0)))
     assert "14:05:09 UTC) and 60–69: it cost up to 50 ms of each, 20.0%" in verdict([mean(bubble=40)], [twice])
 
 

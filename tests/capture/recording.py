@@ -15,7 +15,7 @@ from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.clock import CudaClock, DeviceClock
 from commtrace.capture.native import Native, NativeClock
 from commtrace.capture.tracer import Tracer
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange

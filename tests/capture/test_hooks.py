@@ -72,7 +72,7 @@ import sys
 import torch
 from commtrace.capture.hooks import keep_compiler_out
 from commtrace.capture.tracer import Tracer
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 
 early = sys.argv[1] == "early"
 if not early:

@@ -63,7 +63,7 @@ def test_objects_of_classes_that_hash_and_compare_in_their_own_way_are_no_obstac
             raise AssertionError("compared")
 
     kept = [Odd("Made", (), {})() for _ in range(3)]
-    kinds: list[Any] = [type(one) for one in instances_of(torch.nn.Module)]
+    kinds: list[Any] = [type(module) for module in instances_of(torch.nn.Module)]
     assert [kind for kind in kinds if kind is Odd] == []
     assert kept
 

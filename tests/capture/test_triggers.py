@@ -11,7 +11,7 @@ import pytest
 
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 from commtrace.trace.selection import StepRange, make_request, write_request
 from tests.trace.rows import metadata
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from commtrace.cli.found_layouts import search_json
-from commtrace.search.layouts import FoundLayouts, search_layouts
+from commtrace.planning.search.layouts import FoundLayouts, search_layouts
 from tests.json_reading import read_back
-from tests.search.exact_costs import GIB, exact
+from tests.planning.search.exact_costs import GIB, exact
 
 PREDICTOR = exact(scatter=0.3)
 

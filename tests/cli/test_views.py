@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.memory import RankMemory
 from commtrace.analysis.stragglers.lost_time import LostTime
-from commtrace.analysis.stragglers.verdict import Stretch
+from commtrace.analysis.stragglers.verdict import VerdictStretch
 from commtrace.cli.main import app
 from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines, print_stragglers
 from tests.history.factory import straggler
@@ -151,14 +151,27 @@ def test_the_peak_memory_is_that_of_the_fullest_rank() -> None:
 def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> None:
     rare = straggler(
         3.0, "evaluation", occurrence="in 2 of 20 steps (10, 20): 60 ms in all", since_step=10, since_ns=10**18,
-        stretches=(Stretch(9, 20, 3.3),),
+        stretches=(VerdictStretch(9, 20, 3.3),),
     )  # fmt: skip
     output = io.StringIO()
     console = Console(file=output, width=100, highlight=False)
 
-    print_stragglers(console, [rare, replace(rare, occurrence="")])
+    print_stragglers(console, [rare, replace(rare, occurrence="")], together_ms=3.3)
 
-    first, second = output.getvalue().strip().split("\n\n")
+    first, second, _ = output.getvalue().strip().split("\n\n")
     assert "First in step 10, which began at 2001-09-09" in first
     assert "Slow in" not in first
     assert "Slow in steps 9–20 (3.3" in second
+
+
+@pytest.mark.parametrize(("is_bound", "words"), [(False, "3.30 ms"), (True, "at least 3.30 ms")])
+def test_the_cost_of_several_is_that_of_all_together(is_bound: bool, words: str) -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=100, highlight=False)
+    one = straggler(3.0, "gc")
+
+    print_stragglers(console, [one], together_ms=3.0)
+    assert "Together" not in output.getvalue()
+
+    print_stragglers(console, [one, replace(one, cost_is_bound=is_bound)], together_ms=3.3)
+    assert output.getvalue().endswith(f"Together they cost {words} per step.\n\n")

@@ -7,7 +7,6 @@ from dataclasses import fields
 import pytest
 
 from commtrace.analysis.stragglers.awaited import AwaitedActivity
-from commtrace.analysis.stragglers.costs import Occurrence
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.findings.causes import (
     CAUSES,
@@ -22,6 +21,7 @@ from commtrace.findings.causes import (
     cause_or_loss,
     format_cause,
 )
+from commtrace.findings.finding import Occurrence
 
 
 @pytest.mark.parametrize("name", [*CAUSES, *LOSSES])

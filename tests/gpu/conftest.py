@@ -64,9 +64,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     elif report.failed:
         verdict = f"{FAILS}: {str(call.excinfo.value if call.excinfo else '')[:200]}"
     figures: list[str] = item.stash.get(_FIGURES, [])
-    found = "; ".join(figures)
     name = str(backend.params.get("backend", "")) if backend is not None else ""
-    item.config.stash[_ROWS].append(Row(marker.args[0], name, verdict, found))
+    item.config.stash[_ROWS].append(Row(marker.args[0], name, verdict, "; ".join(figures)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench.engines import OFF, PROFILER, recorded_rows
-from commtrace.options import NATIVE, PYTHON
+from commtrace.recording.options import NATIVE, PYTHON
 from tests.e2e.launch import REPOSITORY
 from tests.gpu.kernels import read_kernels, without_replays, write_kernels
 from tests.gpu.stages import QUESTIONS, accuracy, call_costs, megatron, steps

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1_200), needs_compiler]
 
 ROOT = Path(__file__).parents[2]
 TESTS = (
-    "test_core.py", "test_core_cpp.py", "test_core_engines.py", "test_core_fuzz.py", "test_core_kernels.py",
+    "test_core.py", "test_core_bucket_kernel.py", "test_core_cpp.py", "test_core_engines.py", "test_core_fuzz.py",
     "test_core_load.py", "test_core_resolver.py", "test_core_stamps.py",
 )  # fmt: skip
 OF_THREADS = "thread or stamps or opened_and_closed or stuck or failure or marks"

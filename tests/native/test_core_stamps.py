@@ -47,28 +47,28 @@ class Stamped:
         """Capture as many stamped kernels; return the graph and its executable."""
         core, stream = self.core, self.stream
         self.driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-        number = core.begin_stamps(graph_id)
-        assert isinstance(number, int), number
+        stamps = core.begin_stamps(graph_id)
+        assert not isinstance(stamps, str), stamps
         for _ in range(kernels):
-            before = core.stamps_before(number, 0)
+            before = core.stamps_before(stamps, 0)
             self.driver.kernel(stream, KERNEL_NS)
-            _, behind, has_one_start = core.stamp_start(number, before)
+            _, behind, has_one_start = core.stamp_start(stamps, before)
             assert has_one_start
-            core.stamp_end(number, 0, before, behind)
+            core.stamp_end(stamps, 0, before, behind)
         graph = self.driver.end_capture(stream)
-        core.close_stamps(number, graph_id, True)
+        core.close_stamps(stamps, True)
         return graph, self.driver.instantiate(graph)
 
     def read(self, count: int, timeout_seconds: float = 30.0) -> dict[int, dict[int, Any]]:
         """The times of as many replays, by graph and number."""
         deadline = time.monotonic() + timeout_seconds
-        found: dict[int, dict[int, Any]] = {}
-        while sum(map(len, found.values())) < count and time.monotonic() < deadline:
+        times_by_graph: dict[int, dict[int, Any]] = {}
+        while sum(map(len, times_by_graph.values())) < count and time.monotonic() < deadline:
             for graph, replay, _, times in self.core.take_stamps():
-                found.setdefault(graph, {})[replay] = np.frombuffer(times, np.int64)
+                times_by_graph.setdefault(graph, {})[replay] = np.frombuffer(times, np.int64)
             self.driver.capture_status(self.stream)  # at a call of the driver, what is due is written
             time.sleep(0.0005)
-        return found
+        return times_by_graph
 
 
 @pytest.fixture
@@ -82,14 +82,14 @@ def stamped(driver: SimulatedDriver) -> Iterator[Stamped]:
 def test_a_thread_reads_all_of_500_replays(stamped: Stamped) -> None:
     stamped.prepare()
     _, executable = stamped.capture(7, kernels=3)
-    found: dict[int, Any] = {}
+    times_by_replay: dict[int, Any] = {}
     for _ in range(20):  # fewer at a time than there are slots: what is due is written as this thread gets a core
         for _ in range(25):
             stamped.driver.launch_graph(executable, stamped.stream)
-        found |= stamped.read(25)[7]
+        times_by_replay |= stamped.read(25)[7]
 
-    assert (sorted(found), stamped.core.stamps_lost()) == (list(range(500)), 0)
-    times = np.array([found[replay] for replay in range(500)])
+    assert (sorted(times_by_replay), stamped.core.stamps_lost()) == (list(range(500)), 0)
+    times = np.array([times_by_replay[replay] for replay in range(500)])
     assert (np.abs(times[:, 1::2] - times[:, ::2] - KERNEL_NS) < 1_000).all()
     assert (np.diff(times[:, 0]) > 0).all()
 
@@ -114,12 +114,12 @@ def test_graphs_come_and_go_in_threads(stamped: Stamped) -> None:
     threads = [threading.Thread(target=work, args=(first_id,)) for first_id in (100, 200, 300)]
     for thread in threads:
         thread.start()
-    found = stamped.read(300)
+    times_by_graph = stamped.read(300)
     for thread in threads:
         thread.join(30)
 
     assert failures == []
-    assert {graph: sorted(replays) for graph, replays in found.items()} == {
+    assert {graph: sorted(replays) for graph, replays in times_by_graph.items()} == {
         first + at: list(range(5)) for first in (100, 200, 300) for at in range(20)
     }
 
@@ -147,16 +147,16 @@ def touched(stamped: Stamped) -> list[int]:
     return [stamped.driver.calls(function) for function in TOUCHING]
 
 
-def answers(stamped: Stamped, number: int, before: int) -> set[object]:
+def answers(stamped: Stamped, stamps: tuple[int, int], before: int) -> set[object]:
     """What the functions say that would stamp a communication of one node."""
     core = stamped.core
     return {
-        core.stamps_before(number, 0),
-        core.stamp_start(number, before),
-        core.stamps_frontier(number, 0),
-        core.stamp_end(number, 0, before, before + 1),
-        core.stamp_end(number, -1, before, before + 1),
-        core.stamp_wait(number, 0, b"", before, before + 1, False),
+        core.stamps_before(stamps, 0),
+        core.stamp_start(stamps, before),
+        core.stamps_frontier(stamps, 0),
+        core.stamp_end(stamps, 0, before, before + 1),
+        core.stamp_end(stamps, -1, before, before + 1),
+        core.stamp_wait(stamps, 0, b"", before, before + 1, False),
     }
 
 
@@ -165,20 +165,20 @@ def test_nothing_of_an_invalidated_capture_is_touched(stamped: Stamped) -> None:
     driver, stream = stamped.driver, stamped.stream
     event = driver.create_event()
     driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-    number = stamped.core.begin_stamps(9)
-    before = stamped.core.stamps_before(number, 0)
+    stamps = stamped.core.begin_stamps(9)
+    before = stamped.core.stamps_before(stamps, 0)
     driver.kernel(stream, KERNEL_NS)
     with pytest.raises(simulated_driver.DriverError):
         driver.query(event)  # no thread may that captures
     assert driver.capture_status(stream) == simulated_driver.INVALIDATED
 
     calls = touched(stamped)
-    assert answers(stamped, number, before) == {NOT_CAPTURED}
+    assert answers(stamped, stamps, before) == {NOT_CAPTURED}
     assert touched(stamped) == calls
 
     with pytest.raises(simulated_driver.DriverError):  # the driver destroys the graph
         driver.end_capture(stream)
-    assert answers(stamped, number, before) == {NOT_CAPTURED}
+    assert answers(stamped, stamps, before) == {NOT_CAPTURED}
     assert touched(stamped) == calls
 
 
@@ -187,7 +187,7 @@ def test_the_next_capture_of_a_stream_is_not_taken_for_the_last(stamped: Stamped
     stamped.prepare()
     driver, stream = stamped.driver, stamped.stream
     driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-    number = stamped.core.begin_stamps(9)  # and not closed, as if the end had not been seen
+    stamps = stamped.core.begin_stamps(9)  # and not closed, as if the end had not been seen
     driver.kernel(stream, KERNEL_NS)
     graph = driver.end_capture(stream)
     if is_destroyed:
@@ -196,7 +196,7 @@ def test_the_next_capture_of_a_stream_is_not_taken_for_the_last(stamped: Stamped
 
     calls = touched(stamped)
     other_graph = "captured into another graph, such as the body of a conditional node"
-    assert answers(stamped, number, 0) <= {NOT_CAPTURED, other_graph}
+    assert answers(stamped, stamps, 0) <= {NOT_CAPTURED, other_graph}
     assert touched(stamped) == calls
     driver.kernel(stream, KERNEL_NS)
     assert driver.stamps(driver.end_capture(stream)) == []
@@ -249,11 +249,11 @@ def test_graphs_that_are_dropped_while_captured_are_forgotten(stamped: Stamped) 
     numbers = set()
     for graph_id in range(5):
         driver.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-        number = core.begin_stamps(graph_id)
-        numbers.add(number)
-        before = core.stamps_before(number, 0)
+        stamps = core.begin_stamps(graph_id)
+        numbers.add(stamps[0])
+        before = core.stamps_before(stamps, 0)
         driver.kernel(stream, KERNEL_NS)
-        core.stamp_start(number, before)
+        core.stamp_start(stamps, before)
         driver.call("cuGraphDestroy", driver.end_capture(stream))  # without close_stamps
         time.sleep(0.1)  # the thread looks every few milliseconds
 
@@ -281,12 +281,12 @@ def test_a_driver_that_cannot_tell_of_programmatic_edges(tmp_path: Path) -> None
 
     stream = stamped.stream
     old.begin_capture(stream, simulated_driver.THREAD_LOCAL)
-    number = stamped.core.begin_stamps(4)
-    before = stamped.core.stamps_before(number, 0)
+    stamps = stamped.core.begin_stamps(4)
+    before = stamped.core.stamps_before(stamps, 0)
     old.set_programmatic(stream)
-    assert stamped.core.stamps_before(number, 0) == PROGRAMMATIC
+    assert stamped.core.stamps_before(stamps, 0) == PROGRAMMATIC
     old.kernel(stream, KERNEL_NS)
-    assert stamped.core.stamp_start(number, before) == PROGRAMMATIC
+    assert stamped.core.stamp_start(stamps, before) == PROGRAMMATIC
     old.set_programmatic(stream, False)
     assert old.stamps(old.end_capture(stream)) == []
     assert stamped.core.close_device(2_000)

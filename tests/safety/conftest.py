@@ -18,7 +18,7 @@ from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.model import phases
 from commtrace.capture.native import NativeClock
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 from tests.safety import models
 from tests.safety.recorded import Recorded
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import commtrace
-from commtrace import session
+from commtrace.recording import session
 from commtrace.trace.selection import make_request, write_request
 from tests.factory import metadata as rank_metadata
 from tests.safety.jobs import digest, seed, values

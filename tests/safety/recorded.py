@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer
 
 import commtrace
-from commtrace import session
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.model.optimizers import STEP_HOOKS
 from commtrace.capture.triggers import Triggers
+from commtrace.recording import session
 from commtrace.trace import selection
 from tests.capture.recording import MemorySink
 from tests.safety import faults, jobs, models
@@ -117,10 +117,10 @@ def ways_through(job: Callable[[], str], record: Callable[[], Any]) -> dict[Way,
     with record() as recording:
         assert recording.run(job) == expected  # also imports what is imported late
     with record() as recording:
-        found = faults.places(lambda: recording.run(job))
+        places = faults.places(lambda: recording.run(job))
         recording.harvest()
         assert recording.messages == []
-    return {(place.path[0], place.path[-1]): place for place in reversed(found)}
+    return {(place.path[0], place.path[-1]): place for place in reversed(places)}
 
 
 _WAYS: dict[tuple[Callable[[], str], str], dict[Way, Place]] = {}

@@ -26,7 +26,7 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils.data import DataLoader, Dataset
 
 import commtrace
-from commtrace import session
+from commtrace.recording import session
 from tests.safety import faults, jobs
 from tests.safety.faults import Place
 from tests.safety.jobs import digest, seed

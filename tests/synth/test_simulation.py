@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from commtrace.schedule import WRITTEN
 from commtrace.synth import FREE, Job, synthesize
 from commtrace.synth.simulation import stage_orders
+from commtrace.trace.schedule import WRITTEN
 
 
 def _exact(**settings: Any) -> Job:

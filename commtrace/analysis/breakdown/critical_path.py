@@ -236,7 +236,11 @@ class _PathLanes:
                 yield Piece(since, now, rank, TRANSFER, stall.role, uncertain=True)  # no longer than the stall
             elif stall.last_rank == rank and now <= stall.ready:
                 yield Piece(since, now, rank, HOST)  # it stalled on a communication that it had not launched yet
-            elif stall.last_rank not in self._run.ranks or now < stall.ready or stall.last_rank in left:
+            elif (
+                stall.last_rank not in self._run.ranks
+                or now < stall.ready
+                or (now == stall.ready and stall.last_rank in left)  # it would go back and forth at this instant
+            ):
                 yield Piece(since, now, rank, UNKNOWN, stall.role)
             else:
                 since = max(stall.ready, begin)

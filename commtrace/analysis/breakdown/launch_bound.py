@@ -109,7 +109,7 @@ def _marks(spans: Spans, bounds: Int64) -> _Marks:
     time = np.concatenate([spans.start[starts], spans.end[ends]])
     lead = np.concatenate([spans.start_lead_us[starts], spans.end_lead_us[ends]]).astype(np.int64)
     owner = _owners(np.concatenate([starts, ends]), bounds)
-    order = np.lexsort((lead, time, owner))
+    order = np.argsort(pack([owner, time, lead]), kind="stable")  # quick, as the times come in ascending runs
     return _Marks(owner[order], time[order], lead[order])
 
 

@@ -203,7 +203,7 @@ class _Lanes:
 
     def launch_bound(self, block: Block) -> Int64:
         """Return steps × LAUNCHING, ns, in which the device waited for its host; −1 where no mark tells."""
-        empty, before_empty, known = launch_bound(block.spans, block.bounds, block.end_to_end())
+        waits, before_empty, known = launch_bound(block.spans, block.bounds, block.end_to_end())
         steps, states = len(self.steps.row), len(LAUNCHING)
         start, end = self.steps.start + self.axis[self.steps.row], self.steps.end + self.axis[self.steps.row]
         is_known = np.searchsorted(known, end, side="right") > np.searchsorted(known, start)
@@ -212,7 +212,7 @@ class _Lanes:
         chosen = np.flatnonzero(self.state[self.segment] < states)
         segment = self.segment[chosen]
         in_phases, in_nothing = (
-            one.before(self.edges[segment + 1]) - one.before(self.edges[segment]) for one in (empty, before_empty)
+            times.before(self.edges[segment + 1]) - times.before(self.edges[segment]) for times in (waits, before_empty)
         )
         waited = np.where(self.state[segment] == LAUNCHING.index(State(OTHER)), in_nothing, in_phases)
         cell = self.step[chosen] * states + self.state[segment]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -159,7 +159,7 @@ class RankTotals:
     blame_ns: int = 0
     unmatched_ns: int = 0
     launch_bound_ns: Int64 = field(default_factory=lambda: np.zeros(len(LAUNCH_BOUND_PHASES), np.int64))
-    num_known: int = 0  # the steps in which that is known, and which it is of
+    num_known: int = 0  # steps in which that is known: it is the sum over these
 
     def __add__(self, other: RankTotals) -> RankTotals:
         return RankTotals(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
@@ -203,6 +203,8 @@ def rank_totals(
     totals = {}
     for rank, trace in run.ranks.items():
         rows = slice(*np.searchsorted(partition.rank, [rank, rank + 1]).tolist())
+        launch_bound_ns = partition.launch_bound_ns[rows]
+        is_known = launch_bound_ns[:, 0] != UNKNOWN_TIME
         totals[rank] = RankTotals(
             num_steps=rows.stop - rows.start,
             of_state=partition.ns[rows].sum(axis=0),
@@ -210,14 +212,10 @@ def rank_totals(
             wait_ns=int(matches.ranks[rank].wait_ns(trace.spans).sum()),
             blame_ns=blame.get(rank, 0),
             unmatched_ns=unmatched_ns.get(rank, 0),
-            **_launch_bound(partition.launch_bound_ns[rows]),
+            launch_bound_ns=launch_bound_ns[is_known].sum(axis=0),
+            num_known=int(is_known.sum()),
         )
     return totals
-
-
-def _launch_bound(of_steps: Int64) -> dict[str, Any]:
-    known = of_steps[of_steps[:, 0] != UNKNOWN_TIME]
-    return {"launch_bound_ns": known.sum(axis=0), "num_known": len(known)}
 
 
 def launch_bound_sentence(ranks: Sequence[RankMean]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank, ExitCalled
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, LastActivity
@@ -13,6 +12,7 @@ from commtrace.analysis.hangs.setup import setup_findings
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Elsewhere, Stop, StopLink
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
+from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.trace.files.locate import OF_OTHER_RUNS
 from commtrace.trace.metadata import IMPORTED_FROM, KINETO, UNKNOWN_ROLE
 from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED

@@ -10,10 +10,10 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.hangs.rank_state import DUMPED, SILENT, Ending, find_endings
 from commtrace.analysis.hangs.rank_state import ENDED as RANK_ENDED
 from commtrace.analysis.hangs.rank_state import RUNNING as RANK_RUNNING
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.processes import GONE, AskProcess, unknown_process

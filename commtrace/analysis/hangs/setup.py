@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from commtrace.analysis.formatting import format_duration, format_ranks
 from commtrace.analysis.hangs.rank_state import ENDED, RUNNING, Ending, own_frame
 from commtrace.analysis.matching.arrivals import RankArrivals, reports_activity
+from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.trace.run import RankTrace, Run
 
 _SHORTEST_NS: Final = 20_000_000_000

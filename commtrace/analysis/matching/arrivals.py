@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec import structs
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace import schema
 from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group
@@ -222,12 +222,9 @@ def _messages(trace: RankTrace, send: int) -> dict[MessageDirection, int]:
     _, example, which = np.unique(key, return_index=True, return_inverse=True)
     last = np.full(len(example), -1, np.int64)
     np.maximum.at(last, which.reshape(-1), spans.seq[rows] & ((1 << TAG_SHIFT) - 1))
-    return {
-        MessageDirection(int(spans.group[rows[at]]), bool(is_send[at]), int(spans.peer[rows[at]]), int(tag[at])): int(
-            count
-        )
-        for at, count in zip(example, last + 1, strict=True)
-    }
+    columns = (spans.group[rows[example]], is_send[example], spans.peer[rows[example]], tag[example])
+    directions = zip(*(column.tolist() for column in columns), strict=True)
+    return {MessageDirection(*each): count for each, count in zip(directions, (last + 1).tolist(), strict=True)}
 
 
 def _longest_messages(trace: RankTrace) -> dict[int, int]:

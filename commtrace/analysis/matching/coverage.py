@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
 from commtrace.analysis.matching.replays import ReplayKey, Replays, ReplaySums, add_replays, find_replays
 from commtrace.analysis.matching.roles import Roles
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.run import RankTrace, Run

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.formatting import format_ranks
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace import schema
 from commtrace.trace.run import PIPELINE, RankTrace, Run, stage_in_groups, told_stage
 from commtrace.trace.spans import Spans

@@ -28,12 +28,12 @@ from commtrace.analysis.pipeline.bubble import (
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.program import common_steps
-from commtrace.analysis.replay.step_statistics import StatisticsParts
+from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
 from commtrace.analysis.windows.run import LargeRun, WholeRun
-from commtrace.schedule import UNKNOWN, Recognised, bubble, recognise
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schedule import UNKNOWN, RecognisedSchedule, bubble, recognise
 from commtrace.trace.spans import Int32
 
 
@@ -46,7 +46,7 @@ class Pipeline:
     (p − 1)/(v·m + p − 1), or over the work, (p − 1)/(v·m); None where no formula holds.
     """
 
-    schedule: str  # see commtrace.schedule
+    schedule: str  # see commtrace.trace.schedule
     reason: str  # why it is unknown; else empty
     stages: int  # p
     chunks: int  # v, per stage
@@ -180,9 +180,19 @@ def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
     if not run.steps.used:
         return None
     measured = run.measure(_measure).result
-    if measured.work is None or not measured.totals.is_pipeline:
-        return measured.totals.pipeline()
-    return measured.totals.pipeline(run.measure(partial(replay_bubbles, ideal=Ideal.of(measured.work.joined()))).result)
+    return pipeline_with_causes(run, measured.totals, None if measured.work is None else measured.work.joined())
+
+
+def pipeline_with_causes(
+    run: WholeRun | LargeRun, totals: PipelineTotals, statistics: StepStatistics | None
+) -> Pipeline | None:
+    """Return the pipeline of measured steps; ``statistics`` are of its replay, without which its causes are left out.
+
+    The run is read once for the causes.
+    """
+    if statistics is None or not totals.is_pipeline:
+        return totals.pipeline()
+    return totals.pipeline(run.measure(partial(replay_bubbles, ideal=Ideal.of(statistics))).result)
 
 
 def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
@@ -191,12 +201,14 @@ def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
     return replayed_bubbles(rows.run, analysis.program, rows.roles, work_ns, ideal.of_transfers(analysis.transfers))
 
 
-def _of_several_pipelines(by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]) -> Recognised | None:
+def _of_several_pipelines(
+    by_stage: Mapping[int, Sequence[int]], orders: Mapping[int, Actions]
+) -> RecognisedSchedule | None:
     """Return an unknown schedule if ranks of one stage differ, as one rank cannot stand for them; else None."""
     for stage, (first, *others) in by_stage.items():
         for other in others:
             if not np.array_equal(orders[first].letter == "F", orders[other].letter == "F"):
-                return Recognised(
+                return RecognisedSchedule(
                     UNKNOWN,
                     f"Ranks {first} and {other}, both of stage {stage}, run different forwards and backwards in a "
                     "step: there is more than one pipeline, or some of them were not recorded.",

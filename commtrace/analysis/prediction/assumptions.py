@@ -16,7 +16,7 @@ from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.parts import PipelineParts
 from commtrace.analysis.prediction.rebuilt_steps import StageLengths
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import FORWARD
+from commtrace.trace.schedule import FORWARD
 
 CONFIDENCE: Final = 2.0
 """Standard errors to either side."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from commtrace.analysis.communication.rates import parse_rate
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import WRITTEN, schedule_named, with_chunks
+from commtrace.trace.schedule import WRITTEN, schedule_named, with_chunks
 
 ALL_ROLES: Final = "all"
 PERFECT: Final = "perfect"

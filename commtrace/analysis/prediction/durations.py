@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.communication.bandwidth import bus_factor
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.prediction.changes import BandwidthChange, LatencyChange, OverlapChange
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
@@ -18,6 +17,7 @@ from commtrace.analysis.replay.program import stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, same_work
 from commtrace.analysis.statistics import Float64
 from commtrace.errors import ConfigurationError
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.spans import Bool, Int64
 
 _SIZES_APART: Final = 4

@@ -20,9 +20,9 @@ from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.program import stage_of
 from commtrace.analysis.statistics import exact_of_each
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.trace.spans import Int64
 
 

@@ -3,7 +3,7 @@
 A stage runs its actions in their order, each once its input has arrived: one transfer after the message was sent and,
 unless messages are received while the stage works, after the stage came to wait for it. Sends hold nobody up.
 
->>> from commtrace.schedule import orders
+>>> from commtrace.trace.schedule import orders
 >>> graph = pipeline_graph(orders("1f1b", stages=2, microbatches=3))
 >>> weights = graph.weights(gap_ns=[0] * 12, busy_ns=[10, 10, 20, 10, 20, 20, 15, 25, 15, 25, 15, 25])
 >>> int(graph.phase_ns(weights))
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.replay.graph import ReplayGraph
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import BACKWARD, FORWARD, WEIGHTS, Action
+from commtrace.trace.schedule import BACKWARD, FORWARD, WEIGHTS, Action
 from commtrace.trace.spans import Int64
 
 

@@ -50,7 +50,8 @@ from commtrace.analysis.prediction.rebuilt_steps import (
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.program import common_steps
 from commtrace.errors import CommtraceError, ConfigurationError
-from commtrace.schedule import (
+from commtrace.trace.json_values import JsonObject
+from commtrace.trace.schedule import (
     ONE_F_ONE_B,
     UNKNOWN,
     WEIGHTS,
@@ -62,7 +63,6 @@ from commtrace.schedule import (
     splits_backwards,
     with_chunks,
 )
-from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
 
 _MOST_PROBLEMS: Final = 3

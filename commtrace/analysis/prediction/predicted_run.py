@@ -19,10 +19,10 @@ from commtrace.analysis.prediction.pipeline_graph import places_in_a_loop
 from commtrace.analysis.prediction.predict import Outcome
 from commtrace.analysis.prediction.rebuilt_steps import RebuiltSteps
 from commtrace.analysis.prediction.recorded_steps import LaneTimes, lane_times
-from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.run import RankTrace
+from commtrace.trace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Int64
 

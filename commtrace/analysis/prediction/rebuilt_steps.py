@@ -21,7 +21,7 @@ from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.edges import work_between, worked_before
 from commtrace.analysis.replay.graph import ReplayGraph
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
+from commtrace.trace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action
 from commtrace.trace.spans import Bool, Int64
 
 HALF: Final = 0.5
@@ -187,7 +187,7 @@ def rebuild_steps(
         for pipeline in parts.pipelines:
             orders = tuple(work[rank][step].actions for rank in pipeline)
             graph = graphs.get(orders) or graphs.setdefault(orders, pipeline_graph(orders, places))
-            first_node = edges.add_all(graph, _weights(graph, pipeline, step, parts, work, transfer_ns))
+            first_node = edges.add_pipeline(graph, _weights(graph, pipeline, step, parts, work, transfer_ns))
             for stage, rank in enumerate(pipeline):
                 nodes[rank, step] = first_node + graph.end[graph.stage == stage]
                 ends[rank, step] = first_node + int(graph.last[stage])
@@ -243,7 +243,7 @@ class _Edges:
     def add(self, source: Int64, target: Int64, weight: Int64) -> None:
         self._arrays.append((source, target, weight))
 
-    def add_all(self, graph: PipelineGraph, weights: Int64) -> int:
+    def add_pipeline(self, graph: PipelineGraph, weights: Int64) -> int:
         """Add a pipeline. Return the number of its first node."""
         first = self.nodes
         self.nodes += graph.num_nodes

@@ -281,12 +281,12 @@ def _launch_bound(
     rows: LaneRows, pieces: Pieces, heads: Int64, intervals: IntervalUnion, is_in_phase: Bool, work_ns: Int64
 ) -> Int64:
     """Return how much of the work of each segment was launch-bound; −1 in steps without a mark that tells."""
-    empty, before_empty, known = launch_bound(rows.spans, rows.first, rows.shift)
+    waits, before_empty, known = launch_bound(rows.spans, rows.first, rows.shift)
     if not len(known):
         return np.full(len(heads), -1, np.int64)
     in_phases, between = (
-        _sum(_covered(pieces, *one.bounds), heads) if len(one) else np.zeros(len(heads), np.int64)
-        for one in (empty, before_empty)
+        _sum(_covered(pieces, *times.bounds), heads) if len(times) else np.zeros(len(heads), np.int64)
+        for times in (waits, before_empty)
     )
     is_known = np.searchsorted(known, intervals.end, side="right") > np.searchsorted(known, intervals.start)
     waited = np.minimum(np.where(is_in_phase, in_phases, between), work_ns)

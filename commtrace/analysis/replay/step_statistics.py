@@ -401,7 +401,8 @@ class StepStatistics:
 
     def by_rank_and_step(self, values: Int64 | Float64) -> Float64:
         """Return sums of a column of the table, shape (ranks, steps)."""
-        cell = np.searchsorted(self.ranks, self.table.rank) * len(self.steps) + self.table.step
+        table, steps = self.table, len(self.steps)
+        cell = (np.searchsorted(self.ranks, table.entries.rank) * steps)[table.entry] + table.step
         sums = np.bincount(cell, values, minlength=len(self.ranks) * len(self.steps))
         return np.asarray(sums.reshape(-1, len(self.steps)), np.float64)
 

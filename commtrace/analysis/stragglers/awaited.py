@@ -19,7 +19,7 @@ from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.operations import communication_rows, timed_rows
 from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.statistics import Float64
-from commtrace.analysis.stragglers.costs import Occurrence, cost_of, occurrence
+from commtrace.analysis.stragglers.costs import cost_of, occurrence
 from commtrace.analysis.stragglers.slow_ranks import (
     WORK,
     SlowRanks,
@@ -29,9 +29,10 @@ from commtrace.analysis.stragglers.slow_ranks import (
 )
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CHECKPOINT, DATA, EVALUATION, GC, LOSSES, Cause, cause_or_loss
+from commtrace.findings.finding import Occurrence
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, end_to_end
-from commtrace.trace.json_values import JsonObject
+from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.spans import Bool, Int8, Int32, Int64, Spans
 
 COMPUTE, COMMUNICATION, MEMORY, USER, IDLE, NOTHING = (
@@ -138,7 +139,8 @@ class AwaitedRank:
             "wait_ns": self.wait_ns,
             "share": self.share,
             "activities": [
-                {"activity": one.activity, "wait_ns": one.wait_ns, **one.when.to_json()} for one in self.activities
+                {"activity": one.activity, "wait_ns": one.wait_ns, **fields_to_json(one.when)}
+                for one in self.activities
             ],
         }
 

@@ -8,45 +8,14 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.formatting import format_duration, format_ranges, ranges
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, Float64, robust_sigma
 from commtrace.analysis.stragglers.limits import ALIKE
-from commtrace.analysis.stragglers.verdict import Stretch
+from commtrace.analysis.stragglers.verdict import VerdictStretch
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
-from commtrace.trace.json_values import JsonObject
+from commtrace.findings.finding import Occurrence
 from commtrace.trace.spans import Bool, Int64
 
 _MOST_OF_IT: Final = 0.8
-_RARE: Final = 0.25
-"""A time in at most this share of the steps belongs to those steps alone."""
-
-_FEWEST_STEPS: Final = 4
-_MOST_NAMED: Final = 6
-
-
-class Occurrence(NamedTuple):
-    """The fewest steps that hold most of a time."""
-
-    steps: tuple[int, ...]  # ascending; empty if the time is 0, or in more steps than are kept of a long run
-    total_ns: int
-    num_steps: int
-
-    @property
-    def is_rare(self) -> bool:
-        """Return whether most steps have none of it, so that a mean over all steps would mislead."""
-        enough = self.num_steps >= _FEWEST_STEPS and bool(self.steps)
-        return enough and len(self.steps) <= max(1, int(_RARE * self.num_steps))
-
-    def describe(self) -> str:
-        """Return ``once, in step 7: 2.2 s`` or ``in 2 of 25 steps (10, 20): 11 s in all``."""
-        total = format_duration(self.total_ns)
-        if len(self.steps) == 1:
-            return f"once, in step {self.steps[0]}: {total}"
-        named = format_ranges(ranges(self.steps), _MOST_NAMED)
-        return f"in {len(self.steps)} of {self.num_steps} steps ({named}): {total} in all"
-
-    def to_json(self) -> JsonObject:
-        return {"steps": list(self.steps), "total_ns": self.total_ns, "num_steps": self.num_steps}
 
 
 def occurrence(steps: Sequence[int], times_ns: npt.NDArray[np.generic], others_ns: float = 0.0) -> Occurrence:
@@ -80,7 +49,7 @@ class TotalCost(NamedTuple):
     gpu_hours_per_day: float
     costliest: int  # number of the stretch in which it costs most
     cost: StragglerCost  # in a step of that stretch
-    stretches: tuple[Stretch, ...]  # the steps in which it lasts, if these are not all
+    stretches: tuple[VerdictStretch, ...]  # the steps in which it lasts, if these are not all
 
     @property
     def since_step(self) -> int:
@@ -151,7 +120,7 @@ def total_cost(
     if len(stretches) == 1:
         # The cost of what strikes now and then is a mean, and so a share of the mean step.
         step_ms = (whole.mean_step_ns if rare else whole.step_ns) / 1e6
-        ms, lasted = costs[costliest].ms, tuple[Stretch, ...]()
+        ms, lasted = costs[costliest].ms, tuple[VerdictStretch, ...]()
     else:
         within = np.logical_or.reduce([stretches[number].steady for number in costs])
         step_ms = whole.mean_step_ns / 1e6
@@ -163,26 +132,26 @@ def mean_ms(steps: Bool, saved_ns: Int64 | Float64) -> float:
     return float(saved_ns[steps].mean()) / 1e6
 
 
-def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, StragglerCost]) -> tuple[Stretch, ...]:
+def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, StragglerCost]) -> tuple[VerdictStretch, ...]:
     """Join consecutive stretches of about the same cost."""
-    joined: list[Stretch] = []
+    joined: list[VerdictStretch] = []
     for number in sorted(costs):
         work, cost = stretches[number], costs[number]
-        own = Stretch(int(work.steps[0]), int(work.steps[-1]), cost.ms)
+        own = VerdictStretch(int(work.steps[0]), int(work.steps[-1]), cost.ms)
         before = joined[-1] if joined else None
         if before is not None and _follow(work.of_steps.steps, before, own) and _cost_alike(before, own):
             length, more = before.last - before.first + 1, own.last - own.first + 1
             cost_ms = (length * before.cost_ms_per_step + more * own.cost_ms_per_step) / (length + more)
-            joined[-1] = Stretch(before.first, own.last, cost_ms)
+            joined[-1] = VerdictStretch(before.first, own.last, cost_ms)
         else:
             joined.append(own)
     return tuple(joined)
 
 
-def _follow(steps: Int64, before: Stretch, own: Stretch) -> bool:
+def _follow(steps: Int64, before: VerdictStretch, own: VerdictStretch) -> bool:
     return not ((steps > before.last) & (steps < own.first)).any()
 
 
-def _cost_alike(one: Stretch, other: Stretch) -> bool:
+def _cost_alike(one: VerdictStretch, other: VerdictStretch) -> bool:
     most = max(one.cost_ms_per_step, other.cost_ms_per_step)
     return abs(one.cost_ms_per_step - other.cost_ms_per_step) <= ALIKE * most

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.formatting import format_ranks, format_spread
-from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.replay.segments import BETWEEN
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.late_hosts import LaunchLateness
 from commtrace.analysis.stragglers.limits import FAR_LONGER, MOST_OF_PHASE, ONE_PHASE, SLOWER_THAN_OTHERS
@@ -19,8 +18,9 @@ from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
 from commtrace.analysis.stragglers.pauses import times_longer
 from commtrace.analysis.stragglers.places import RankPlace, places_of
 from commtrace.analysis.stragglers.slow_ranks import MICROBATCHES, SELDOM, WORK, SlowRank, SlowRanks
-from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import PHASES, WorkStatistics
 from commtrace.findings.causes import CAUSES, HOST, MEANT, PAUSES, RANKS, format_cause
+from commtrace.findings.formatting import format_ranks, format_spread
 from commtrace.trace.metadata import DeviceState
 from commtrace.trace.run import RankTrace, Run
 
@@ -32,7 +32,6 @@ _OUTSIDE: Final = {
     "unknown": ", most of it outside of forward and backward",
 }
 
-_PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 _DIFFERS: Final = 0.01
 """A phase counts as longer than that of the peers from this share on."""
 
@@ -65,7 +64,7 @@ def slow_phase(work: WorkStatistics, ranks: Collection[int]) -> str:
     own = np.isin(peers.rank, list(ranks))
     in_phase = own & (peers.kind < BETWEEN)
     all_excess, all_work = float(excess[in_phase].sum()), float(usual[in_phase].sum())
-    for kind, name in _PHASES.items():
+    for name, kind in PHASES.items():
         here = own & (peers.kind == kind)
         own_excess, own_work = float(excess[here].sum()), float(usual[here].sum())
         if own_excess < MOST_OF_PHASE * all_excess or all_excess <= 0:
@@ -165,7 +164,7 @@ def format_phases(work: WorkStatistics, rank: int) -> str:
     """Return the phases that take longer: ``48.0 ms per forward (peers 40.0)``; empty without."""
     return ", ".join(
         f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
-        for kind, phase in _PHASES.items()
+        for phase, kind in PHASES.items()
         for name, own, peers in [(CAUSES[phase].phase, *_per_phase(work, rank, kind))]
         if own - peers > _DIFFERS * peers
     )

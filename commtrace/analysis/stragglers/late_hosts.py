@@ -15,26 +15,24 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.replay.scenarios import PromptLaunches, Replay, Scenario
-from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.replay.segments import BETWEEN
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.costs import cost_of, gpu_hours_per_day, stands_out
 from commtrace.analysis.stragglers.limits import (
+    LATE_IN_STEPS,
     LATER_THAN_OTHERS,
     LAUNCH_BOUND,
     LAUNCH_BOUND_GAPS,
     MOST_OF_EXCESS,
     MOST_OF_PHASE,
-    MOST_OF_WINDOWS,
 )
 from commtrace.analysis.stragglers.verdict import Verdict
-from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.analysis.stragglers.work_statistics import PHASES, WorkStatistics
 from commtrace.findings.causes import CAUSES, JOB, advice
 from commtrace.trace.spans import Bool
 
 LATE: Final = "host"
 """The cause."""
-
-_KINDS: Final = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
 class LaunchLateness(NamedTuple):
@@ -50,20 +48,21 @@ class LaunchLateness(NamedTuple):
     @property
     def are_late(self) -> bool:
         """Return whether the hosts of all of these ranks are late, and that is why they are slow."""
-        return self.often >= MOST_OF_WINDOWS and self.excess_ns >= MOST_OF_EXCESS * self.longer_ns > 0
+        return self.often >= LATE_IN_STEPS and self.excess_ns >= MOST_OF_EXCESS * self.longer_ns > 0
 
     def sentence(self, ranks: Collection[int]) -> str:
         """Return the evidence; empty if neither a late host nor a slow device is evident."""
         work = f"{CAUSES[self.phase].phase}s" if self.phase else "work"
-        whose, device, host = ("its", "its device", "host") if len(ranks) == 1 else ("their", "their devices", "hosts")
+        their, devices, hosts_launch = "its", "its device", "host launches"
+        if len(ranks) > 1:
+            their, devices, hosts_launch = "their", "their devices", "hosts launch"
         if self.are_late:
-            launch = "launches" if len(ranks) == 1 else "launch"
             return (
-                f"Launch-bound: {device} had nothing queued at both ends of {self.share:.0%} of {whose} {work} (peers "
-                f"{self.peers_share:.0%}), {self.excess_ns / 1e6:.1f} ms per step more: the {host} {launch} too late."
+                f"Launch-bound: {devices} had nothing queued at both ends of {self.share:.0%} of {their} {work} (peers "
+                f"{self.peers_share:.0%}), {self.excess_ns / 1e6:.1f} ms per step more: the {hosts_launch} too late."
             )
         if self.share < LAUNCH_BOUND / 4:
-            return f"Work was queued for {device} all the time: no {host[:4]} is late."
+            return f"Work was queued for {devices} all the time: no host is late."
         return ""
 
 
@@ -75,7 +74,7 @@ def launches_of(work: WorkStatistics, rank: int, slow: Collection[int]) -> Launc
     table, peers, row = work.table, work.peers, int(np.searchsorted(work.ranks, rank))
     phase = _slow_phase(work, rank)
     others = (work.stages == work.stages[row]) & ~np.isin(work.ranks, list(slow))
-    chosen, compared = (kind == _KINDS[phase] if phase else kind < BETWEEN for kind in (table.kind, peers.kind))
+    chosen, compared = (kind == PHASES[phase] if phase else kind < BETWEEN for kind in (table.kind, peers.kind))
     unknown = work.by_step((chosen & (table.launch_bound_ns < 0)).astype(np.int64)) > 0
     waited = work.by_step(np.where(chosen, np.maximum(table.launch_bound_ns, 0), 0))
     if not others.any() or _is_mostly(unknown[row]) or _is_mostly(unknown[others]):
@@ -95,16 +94,18 @@ def launches_of(work: WorkStatistics, rank: int, slow: Collection[int]) -> Launc
 
 def least(launches: Iterable[LaunchLateness | None]) -> LaunchLateness | None:
     """Return those of several ranks that show least; None if any is not known."""
-    every = list(launches)
-    known = [one for one in every if one is not None]
-    return min(known, key=lambda one: (one.are_late, one.share)) if known and len(known) == len(every) else None
+    listed = list(launches)
+    known = [lateness for lateness in listed if lateness is not None]
+    if not known or len(known) < len(listed):
+        return None
+    return min(known, key=lambda lateness: (lateness.are_late, lateness.share))
 
 
 def _slow_phase(work: WorkStatistics, rank: int) -> str:
     """Return the phase that has nearly all of what a rank works too long in phases; empty if none has."""
     peers = work.peers
     excess = {
-        phase: peers.excess_ns[(peers.rank == rank) & (peers.kind == kind)].sum() for phase, kind in _KINDS.items()
+        phase: peers.excess_ns[(peers.rank == rank) & (peers.kind == kind)].sum() for phase, kind in PHASES.items()
     }
     return next((phase for phase, ns in excess.items() if 0 < MOST_OF_PHASE * sum(excess.values()) <= ns), "")
 
@@ -123,7 +124,7 @@ def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> 
     often = share >= LAUNCH_BOUND
     gaps = cost_of(work, replay.saved_ns(Scenario(work=(PromptLaunches(only_between=True),)), normal))
     has_gaps = stands_out(work, gaps) and gaps.share >= LAUNCH_BOUND_GAPS
-    if not has_gaps and often.mean() < MOST_OF_WINDOWS:
+    if not has_gaps and often.mean() < LATE_IN_STEPS:
         return None
     most = cost_of(work, replay.saved_ns(Scenario(work=(PromptLaunches(only_between=False),)), normal))
     cost = gaps if has_gaps else most
@@ -145,6 +146,11 @@ def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> 
     )
 
 
+def is_launch_bound_job(verdict: Verdict) -> bool:
+    """Return whether a verdict is that of :func:`launch_bound_job`: no rank is slow beside others."""
+    return verdict.cause == LATE and verdict.place == JOB
+
+
 def _evidence_of_job(work: WorkStatistics, share: float, more_ms: float | None) -> str:
     """Return the evidence; ``more_ms`` is the most that is lost inside of phases, if the cost is that of gaps."""
     shares = [(name, part) for name, part in _shares_of_phases(work) if part >= LAUNCH_BOUND_GAPS]
@@ -161,7 +167,7 @@ def _evidence_of_job(work: WorkStatistics, share: float, more_ms: float | None) 
 def _shares_of_phases(work: WorkStatistics) -> Iterator[tuple[str, float]]:
     """Yield the share of each phase, and of the time between phases, that is launch-bound on the typical rank."""
     table = work.table
-    masks = {name: table.kind == kind for name, kind in _KINDS.items()} | {"time between phases": table.kind >= BETWEEN}
+    masks = {name: table.kind == kind for name, kind in PHASES.items()} | {"time between phases": table.kind >= BETWEEN}
     for name, chosen in masks.items():
         waited, whole = (
             work.by_step(np.where(chosen, np.maximum(ns, 0), 0)).sum(axis=1)

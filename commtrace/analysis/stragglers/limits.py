@@ -71,12 +71,13 @@ FEW_MICROBATCHES: Final = 0.5
 """A rank is slow in a few microbatches, which are long, if these are at most this share of all."""
 
 MOST_OF_EXCESS: Final = 0.8
-"""A rank is slow in a few microbatches only if these have this share of its excess as well."""
+"""A rank is slow in a few microbatches only if these have this share of its excess as well; its host is late only if
+launch-bound time has it."""
 
 LAUNCH_BOUND: Final = 0.2
 LAUNCH_BOUND_GAPS: Final = 0.05
 LATER_THAN_OTHERS: Final = 2
-MOST_OF_WINDOWS: Final = 0.8
+LATE_IN_STEPS: Final = 0.8
 """A host is late if its device waits for it in so much of the work, and so many times what its peers do, in so many of
 the steps. Less may be the time that single marks take. Of a job, gaps before phases count from a share of the step on,
 as most programs do something between two steps."""

@@ -2,7 +2,7 @@
 
 >>> run = open_run("commtrace-runs/my-run")                                 # doctest: +SKIP
 >>> findings_of_run(run, run.measure(measure_work).result)[0].line()        # doctest: +SKIP
-'rank 1 on vm, slow forward: 224 ms per step (62.9 % of it)'
+'rank 1 on vm, slow forward: 224 ms per step (62.9% of it)'
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from commtrace.analysis.stragglers.search import MeasuredWork, judge_stragglers
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.windows.run import LargeRun, WholeRun
 from commtrace.findings.causes import JOB, OF_DIVISION, PART_OF_LOSS, advice
-from commtrace.findings.finding import LOST, NOT_JUDGED, SLOW, Finding, ranked
+from commtrace.findings.finding import LOST, NOT_JUDGED, SLOW, Finding, Member, Stretch, finding_id, hosts_of, ranked
 
 NO_STEPS: Final = "No step was recorded in full, so nothing can be compared."
 
@@ -47,26 +47,40 @@ def list_findings(
 
 
 def _slow(verdict: Verdict, part_ns: float | None) -> Finding:
-    hosts = dict.fromkeys(filter(None, [verdict.host, *(member.host for member in verdict.members)]))
+    members = tuple(
+        Member(one.rank, one.host, one.excess_ms_per_step * 1e6, _ns(one.share_ms_per_step), _ns(one.alone_ms_per_step))
+        for one in verdict.members
+    )
     ranks = verdict.ranks
     return Finding(
-        id=f"{SLOW}/{verdict.place}/{verdict.cause}/{min(ranks, default='')}",
+        id=finding_id(SLOW, verdict.place, verdict.cause, ranks),
         kind=SLOW,
         place=verdict.place,
         cause=verdict.cause,
         who=verdict.who,
         ranks=ranks,
-        hosts=() if verdict.cause in OF_DIVISION else tuple(hosts),
-        steps=tuple((one.first, one.last) for one in verdict.stretches),
+        hosts=hosts_of(members, verdict.cause),
+        members=members,
+        stretches=tuple(
+            Stretch(one.first, one.last, one.cost_ms_per_step * 1e6, one.since_ns, one.until_ns)
+            for one in verdict.stretches
+        ),
         since_step=verdict.since_step,
+        since_first_compared=verdict.since_step == verdict.first_compared_step,
+        since_ns=verdict.since_ns,
         cost_ns=verdict.cost_ms_per_step * 1e6,
         cost_is_bound=verdict.cost_is_bound,
         share=verdict.share_of_step,
         part_ns=part_ns,
+        gpu_hours_per_day=verdict.gpu_hours_per_day,
         persistence=verdict.persistence,
         evidence=verdict.evidence,
         advice=verdict.next_step,
     )
+
+
+def _ns(ms: float | None) -> float | None:
+    return None if ms is None else ms * 1e6
 
 
 def _lost(lost: LostTime, slow: Sequence[Finding]) -> Iterator[Finding]:
@@ -75,7 +89,7 @@ def _lost(lost: LostTime, slow: Sequence[Finding]) -> Iterator[Finding]:
     for cause, name in PART_OF_LOSS.items():
         ns = getattr(lost, name) / lost.num_steps - (of_division if name == "imbalance_ns" else 0.0)
         yield Finding(
-            id=f"{LOST}/{JOB}/{cause}",
+            id=finding_id(LOST, JOB, cause),
             kind=LOST,
             place=JOB,
             cause=cause,

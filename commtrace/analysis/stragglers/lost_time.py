@@ -9,8 +9,9 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -27,9 +28,9 @@ from commtrace.analysis.replay.scenarios import (
 )
 from commtrace.analysis.replay.step_statistics import StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
-from commtrace.analysis.stragglers.late_hosts import LATE
+from commtrace.analysis.stragglers.late_hosts import is_launch_bound_job
 from commtrace.analysis.stragglers.verdict import Verdict
-from commtrace.findings.causes import CAUSES, DATA, JOB, PAUSES
+from commtrace.findings.causes import CAUSES, DATA, PAUSES
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
 
@@ -85,7 +86,7 @@ def scenarios_of_lost_time(statistics: StepStatistics) -> tuple[Scenario, ...]:
 
 
 def lost_time(
-    statistics: StepStatistics, replayed: ReplayedSteps, verdicts: Iterable[Verdict], gpus: int | None = None
+    statistics: StepStatistics, replayed: ReplayedSteps, verdicts: Sequence[Verdict], gpus: int | None = None
 ) -> LostTime:
     """Divide the time of steps, whose clocks agree, by cause.
 
@@ -110,24 +111,29 @@ def lost_time(
         + (0 if is_pipeline else waiting),
     }
     # Work that takes long on all ranks counts as ideal, whatever it waits for.
-    costs = [
-        (CAUSES[one.cause], 0 if _is_of_all(one) else round(one.cost_ms_per_step * 1e6 * num_steps)) for one in verdicts
+    causes = [CAUSES[verdict.cause] for verdict in verdicts]
+    costs_ns = [
+        0 if is_launch_bound_job(verdict) else round(verdict.cost_ms_per_step * 1e6 * num_steps) for verdict in verdicts
     ]
-    of_verdicts = [0] * len(costs)
-    for number, (cause, cost_ns) in enumerate(costs):
-        if cause.mended_at != "division":
-            of_verdicts[number] = min(cost_ns, max(parts[cause.part], 0))
-            parts[cause.part] -= of_verdicts[number]
-    stragglers_ns, left_ns = sum(of_verdicts), max(parts["imbalance_ns"], 0)
-    for number, (cause, cost_ns) in enumerate(costs):
-        if cause.mended_at == "division":  # its cost stays in the imbalance
-            of_verdicts[number] = min(cost_ns, left_ns)
-            left_ns -= of_verdicts[number]
+    of_verdicts, stragglers_ns = [0] * len(verdicts), 0
+    for part, part_ns in parts.items():
+        sharing = [number for number, cause in enumerate(causes) if cause.part == part]
+        for number, share_ns in zip(sharing, _shares([costs_ns[each] for each in sharing], part_ns), strict=True):
+            of_verdicts[number] = share_ns
+    for cause, ns in zip(causes, of_verdicts, strict=True):
+        if cause.mended_at != "division":  # the cost of these stays in the imbalance
+            parts[cause.part] -= ns
+            stragglers_ns += ns
     return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_verdicts=tuple(of_verdicts))
 
 
-def _is_of_all(verdict: Verdict) -> bool:
-    return verdict.cause == LATE and verdict.place == JOB
+def _shares(costs_ns: Sequence[int], part_ns: int) -> list[int]:
+    """Return the costs; if a part of lost time is less than all of them, that part, divided in proportion to them."""
+    total_ns, part_ns = sum(costs_ns), max(part_ns, 0)
+    if total_ns <= part_ns:
+        return list(costs_ns)
+    ends = [cost_ns * part_ns // total_ns for cost_ns in accumulate(costs_ns, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def _ideal_work(table: WorkTable) -> Int64:

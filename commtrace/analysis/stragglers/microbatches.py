@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.formatting import format_ranks, format_spread
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.replay.ideal import mean_work
 from commtrace.analysis.replay.scenarios import EqualMicrobatches, LongMicrobatches, Replay, Scenario
@@ -32,6 +31,7 @@ from commtrace.analysis.stragglers.limits import (
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import JOB, advice
+from commtrace.findings.formatting import format_ranks, format_spread
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.replay.step_statistics import LinkTraffic
 from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.limits import FEWEST_FOR_SCATTER, Limits
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
 from commtrace.findings.causes import HOST, RANKS, TENSOR_GROUP
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import Run
 
 _MOST_HOSTS: Final = 3

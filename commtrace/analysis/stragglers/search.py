@@ -38,6 +38,7 @@ from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
 from commtrace.analysis.stragglers.uneven_stages import UnevenStages, uneven_stages
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -250,7 +251,7 @@ def judge_stragglers(
         abstentions = (not_told(classes), *abstentions)
     elif not has_peers and not verdicts:
         abstentions = (NO_PEERS, *undecided)
-    abstentions += measured.replayed_share.sentences()
+    abstentions = (*_on_missing_ranks(run), *abstentions, *measured.replayed_share.sentences())
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""
@@ -261,6 +262,16 @@ def judge_stragglers(
         waited_for = most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
     dated = tuple(_dated(verdict, work) for verdict in ordered)
     return Findings(dated, abstentions, work.replay_error, together, waited_for)
+
+
+def _on_missing_ranks(run: Run) -> Iterator[str]:
+    missing = set(range(run.world_size)) - set(run.ranks)
+    if missing:
+        ranks, were = format_ranks(missing), "was" if len(missing) == 1 else "were"
+        yield (
+            f"{ranks.capitalize()} {were} not compared: no complete step was recorded there. Costs are lower bounds, "
+            f"as waiting for {ranks} counts as transfer."
+        )
 
 
 def _dated(verdict: Verdict, work: WorkStatistics) -> Verdict:

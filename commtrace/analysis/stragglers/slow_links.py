@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.formatting import format_ranks
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
 from commtrace.analysis.replay.step_statistics import LinkTraffic, TransferLink, TransferTable
@@ -31,6 +30,7 @@ from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judge
 from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import LINK, NETWORK, RANKS, advice
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 

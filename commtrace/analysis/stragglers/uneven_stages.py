@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.scenarios import MEASURED, NormalStages, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
@@ -34,6 +33,7 @@ from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
 from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import STAGE, STAGE_THAT_CHANGED, advice
+from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.trace.spans import Bool, Int64
 
 _CAUSE: Final = "stage_imbalance"

@@ -23,7 +23,7 @@ class NamedRank:
     alone_ms_per_step: float | None = None  # saved in a step if only this rank were mended
 
 
-class Stretch(NamedTuple):
+class VerdictStretch(NamedTuple):
     """Steps of a run in which one thing held, from the first to the last."""
 
     first: int
@@ -61,7 +61,7 @@ class Verdict:
     occurrence: str = ""  # of what happened in few steps only: ``once, in step 7: 2.2 s``
     share_of_step: float = 0.0  # the cost, of the mean step
     members: tuple[NamedRank, ...] = ()  # slowest first
-    stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, if these are not all
+    stretches: tuple[VerdictStretch, ...] = ()  # the steps in which it lasts, if these are not all
     since_step: int = -1  # the first step in which it costs at least half of that; −1 if none does
     first_compared_step: int = -1  # of the run; what began before cannot be dated; −1 before that is looked up
     since_ns: int | None = None  # begin of that step, epoch; None if unknown
@@ -77,13 +77,6 @@ class Verdict:
         del fields["since_ns"], fields["first_compared_step"]
         stretches = [stretch.to_json() for stretch in self.stretches]
         return {**fields, "stretches": stretches, "since_utc": iso_utc_if_known(self.since_ns)}
-
-
-def format_since_step(step: int, within: int) -> str:
-    """Return ``step 30``, or ``about step 32 (± 8)``; empty if the step is not known."""
-    if step < 0:
-        return ""
-    return f"about step {step} (± {within})" if within else f"step {step}"
 
 
 def on_gpu(run: Run) -> bool:

@@ -14,12 +14,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.replay.segments import BETWEEN
+from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.replay.step_statistics import Entries, StepStatistics, WorkTable
 from commtrace.analysis.statistics import Float64, grouped_median, leave_one_out_median
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
+
+PHASES: Final = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
+"""Kinds of work by the cause that names one of them as the only slow one."""
 
 _USUAL: Final = 0.5
 """Work that a rank does less often per step is no part of every step."""

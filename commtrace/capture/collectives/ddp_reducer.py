@@ -462,7 +462,7 @@ class ReducerKernels:
         from torch.distributed import ProcessGroup, Work
 
         assert self._tracer.native is not None
-        make: Callable[..., Original] = self._tracer.native.core.Kernel
+        make: Callable[..., Original] = self._tracer.native.core.BucketKernel
         return make(kernel.redispatch, kernel.backends, kernel.call, ProcessGroup.unbox, Work.unbox)
 
     def _capture(self, method: str) -> Capture:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords
 from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
-from commtrace.identity import Place
+from commtrace.recording.identity import Place
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from commtrace.capture.collectives.groups import GroupRegistry, GroupState, store_of, without_prefixes
-from commtrace.identity import StoreRequest
+from commtrace.recording.identity import StoreRequest
 from commtrace.trace.metadata import GroupMember, is_world_key, new_world_key
 
 if TYPE_CHECKING:

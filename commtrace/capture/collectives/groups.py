@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from msgspec import structs
 
-from commtrace import launchers
 from commtrace.capture.collectives.operations import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, GraphContents, Queue
-from commtrace.identity import Place, current_place
+from commtrace.recording import launchers
+from commtrace.recording.identity import Place, current_place
 from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group, GroupMember, group_id, new_world_key, outside_group_id
 

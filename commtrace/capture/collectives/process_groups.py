@@ -371,12 +371,12 @@ class ProcessGroupCapture:
         return completed
 
     def _remember(self, launch: Launch, completion: list[int] | None, work: object) -> None:
-        key = id(work)
-        if key in self.pending:
-            self._forgotten(self.pending[key])
+        earlier = self.pending.pop(id(work), None)
+        if earlier is not None:
+            self._forgotten(earlier)
         if self.dead.entries:
             self.dead.clear_away()
-        self.pending[key] = (launch, completion, self.dead.reference(work))
+        self.pending[id(work)] = (launch, completion, self.dead.reference(work))
 
     def _forgotten(self, pending: PendingWork) -> None:
         launch, completion, _ = pending

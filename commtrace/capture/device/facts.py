@@ -11,7 +11,7 @@ import numpy as np
 
 from commtrace.capture.device.placement import DeviceOperations, PlacedTimes
 from commtrace.capture.records import DeviceCall, communication_row, kind_of
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import Bool
 

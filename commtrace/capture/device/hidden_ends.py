@@ -25,7 +25,7 @@ from commtrace.capture.device.facts import Handed, OperationFacts, Part, dropped
 from commtrace.capture.device.placement import UNMEASURED, DeviceOperations, PlacedTimes, Placement
 from commtrace.capture.records import DeviceCall, Entry
 from commtrace.capture.tracer import Tracer
-from commtrace.identity import clock_anchor
+from commtrace.recording.identity import clock_anchor
 from commtrace.trace import schema
 from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.schema import Row, mark_row

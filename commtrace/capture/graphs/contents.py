@@ -183,14 +183,14 @@ class RecordedGraph:
         for noted in self._noted:
             operation = _operation(noted, positions)
             if operation is not None:
-                self._tell_stamps(noted.stamped, len(self._operations))
+                self._note_stamps(noted.stamped, len(self._operations))
                 self._operations.append(operation)
         self._unlisted += len(self._noted) - len(self._operations)
         self.num_operations = len(self._operations) + self._unlisted
         sizes = [operation.num_bytes for operation in self._operations]
         self.num_bytes = sum(max(size, 0) for size in sizes) if self.is_known else schema.NOT_APPLICABLE
 
-    def _tell_stamps(self, stamped: CapturedCall | str | None, index: int) -> None:
+    def _note_stamps(self, stamped: CapturedCall | str | None, index: int) -> None:
         """Note the stamps of an operation of the list, or why it has none."""
         stamps = stamped.operation(index) if isinstance(stamped, CapturedCall) else None
         if stamps is not None:

@@ -92,13 +92,13 @@ class CapturedCall(DeviceCall):
 
     def operation(self, index: int) -> StampedOperation | None:
         """Return what its stamps are, for the graph's mark; None if it has none."""
-        of = self.leader
-        if of.start_stamp < 0 or of.end_stamp < 0:
+        leader = self.leader
+        if leader.start_stamp < 0 or leader.end_stamp < 0:
             return None
-        stall_end = of.end_stamp if of.stall_end_stamp < 0 else of.stall_end_stamp
+        stall_end = leader.end_stamp if leader.stall_end_stamp < 0 else leader.stall_end_stamp
         return StampedOperation(
-            index, of.start_stamp, of.end_stamp, of.from_stamp, stall_end, of.has_one_start,
-            of.is_awaited, self.leader is self,
+            index, leader.start_stamp, leader.end_stamp, leader.from_stamp, stall_end, leader.has_one_start,
+            leader.is_awaited, leader is self,
         )  # fmt: skip
 
 
@@ -110,15 +110,14 @@ class ReplayTimes(NamedTuple):
 
 
 class GraphStamps:
-    """The stamps of one graph; ``number`` is the native part's, None if it refuses with ``reason``."""
+    """The stamps of one graph, unless the native part has refused them: ``refusal`` says why."""
 
     def __init__(self, core: Any, graph_id: int, read: Callable[[], None]) -> None:
         self._core = core
         self._read_all = read
-        self._graph_id = graph_id
-        begun = core.begin_stamps(graph_id)
-        self._number: int = begun if isinstance(begun, int) else _NO
-        self.refusal = "" if isinstance(begun, int) else begun
+        begun: tuple[int, int] | str = core.begin_stamps(graph_id)
+        self._native: tuple[int, int] | None = None if isinstance(begun, str) else begun
+        self.refusal = begun if isinstance(begun, str) else ""
         self.is_capturing = True
         self.clock: Any = _CaptureClock(self)
         self._calls: list[CapturedCall] = []
@@ -129,7 +128,7 @@ class GraphStamps:
 
     def call(self, launch: Launch, device: int | None) -> CapturedCall | None:
         """Return a communication that is about to be captured; None if the graph has no stamps."""
-        return None if self._number < 0 else CapturedCall(launch, device, self)
+        return None if self._native is None else CapturedCall(launch, device, self)
 
     def take_ids(self, count: int) -> int:
         """Return the first of so many numbers of communications."""
@@ -138,7 +137,7 @@ class GraphStamps:
 
     def about_to_launch(self, call: CapturedCall) -> None:
         """Note what the graph holds before it."""
-        before = self._core.stamps_before(self._number, _index(call.device))
+        before = self._core.stamps_before(self._native, _index(call.device))
         if isinstance(before, int):
             call.first_node = before
         else:
@@ -149,7 +148,7 @@ class GraphStamps:
         if call.reason or call.start_stamp >= 0:
             return
         self._calls.append(call)
-        started = self._core.stamp_start(self._number, call.first_node)
+        started = self._core.stamp_start(self._native, call.first_node)
         if isinstance(started, str):
             call.reason = started
         else:
@@ -159,7 +158,7 @@ class GraphStamps:
         """Stamp its end: the current stream ``has_run`` it, or nobody will be seen to wait for it."""
         if call.reason or call.end_stamp >= 0 or call.start_stamp < 0:
             return
-        ended = self._core.stamp_end(self._number, _index(call.device), call.first_node, call.last_node)
+        ended = self._core.stamp_end(self._native, _index(call.device), call.first_node, call.last_node)
         if isinstance(ended, str):
             call.reason = ended
             return
@@ -168,20 +167,19 @@ class GraphStamps:
             call.from_stamp, call.is_awaited = call.start_stamp, True
 
     def frontier(self, device: int | None) -> Frontier:
-        return Frontier(self._core.stamps_frontier(self._number, _index(device)))
+        return Frontier(self._core.stamps_frontier(self._native, _index(device)))
 
     def waited(self, call: CapturedCall, before: object) -> None:
         """Stamp the end of what the current stream has waited for, and where it came to the wait."""
         call = call.leader
         if call.reason or call.start_stamp < 0 or call.is_awaited or not isinstance(before, Frontier):
             return
-        if isinstance(before.nodes, str):
-            call.reason = call.reason or ("" if call.end_stamp >= 0 else before.nodes)
-            return
         has_end = call.end_stamp >= 0
-        waited = self._core.stamp_wait(
-            self._number, _index(call.device), before.nodes, call.first_node, call.last_node, has_end
-        )
+        waited = before.nodes
+        if isinstance(waited, bytes):
+            waited = self._core.stamp_wait(
+                self._native, _index(call.device), waited, call.first_node, call.last_node, has_end
+            )
         if isinstance(waited, str):
             call.reason = "" if has_end else waited
             return
@@ -202,9 +200,8 @@ class GraphStamps:
     def stop(self) -> None:
         """Read no replay of the graph, from now on; rows that are still to come get what was read."""
         self.is_capturing = False
-        if self._number >= 0:
-            self._core.close_stamps(self._number, self._graph_id, False)
-        self._number = _NO
+        self._core.close_stamps(self._native, False)
+        self._native = None
 
     def complete(self) -> None:
         """Add what is missing, before the capture ends: what nobody was seen to wait for ends with its last node."""
@@ -216,14 +213,13 @@ class GraphStamps:
     def close(self) -> None:
         """Have replays read from now on: the capture has ended."""
         self.is_capturing = False
-        if self._number >= 0:
-            self._core.close_stamps(self._number, self._graph_id, True)
+        self._core.close_stamps(self._native, True)
 
     # Once it is captured
 
     @property
     def is_read(self) -> bool:
-        return self._number >= 0
+        return self._native is not None
 
     def expect(self, replay: int) -> None:
         """Keep the times of a replay, whose row will ask for them."""

@@ -10,7 +10,7 @@ from commtrace.capture.device.clock import DeviceClock, Mark, now_ns
 from commtrace.capture.records import DeviceCall, Launch, Span, dtype_name
 from commtrace.capture.threads import frames_by_thread
 from commtrace.capture.tracer import Tracer
-from commtrace.process_end import OWN_FILES
+from commtrace.recording.process_end import OWN_FILES
 from commtrace.trace import schema
 from commtrace.trace.hang_report import Activity, InFlight, OpenPhase
 

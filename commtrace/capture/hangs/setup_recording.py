@@ -14,14 +14,14 @@ from typing import Final
 
 from msgspec import structs
 
-from commtrace import identity, launchers
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.hangs.activity import LONG_QUIET_NS, QUIET_NS, SELDOM_NS, ActivityWatch
 from commtrace.capture.hangs.hang_watch import HangWatch
 from commtrace.capture.tracer import Tracer
 from commtrace.config import Config
-from commtrace.identity import Identity, Place
-from commtrace.process_end import how_it_ended
+from commtrace.recording import identity, launchers
+from commtrace.recording.identity import Identity, Place
+from commtrace.recording.process_end import how_it_ended
 from commtrace.trace.files.file_calls import FileCalls
 from commtrace.trace.files.rank_files import discard_recording, files_of_recording, head_of_newest, rank_directory
 from commtrace.trace.files.writer import SegmentWriter, read_header

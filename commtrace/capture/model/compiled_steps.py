@@ -13,11 +13,11 @@ from collections.abc import Callable
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from commtrace._compile_safe import RAISED, wrap_with_callbacks
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.hooks import Arguments, Hooks, Keywords
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.recording.compile_safe import RAISED, wrap_with_callbacks
 from commtrace.trace import schema
 
 PART: Final = "capture of compiled optimizer steps"

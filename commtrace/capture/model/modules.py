@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from commtrace._compile_safe import wrap_call_impl
 from commtrace.capture.hooks import leave_to_python
 from commtrace.capture.instances import instances_of
 from commtrace.capture.tracer import Tracer
 from commtrace.errors import ConfigurationError
+from commtrace.recording.compile_safe import wrap_call_impl
 from commtrace.trace import schema
 from commtrace.trace.selection import ModuleChoice
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from commtrace._compile_safe import wrap_call_impl_natively
 from commtrace.capture.device.clock import HostClock
 from commtrace.capture.model.module_backward import attach
 from commtrace.capture.native import Native, NativeClock
 from commtrace.capture.tracer import Tracer
+from commtrace.recording.compile_safe import wrap_call_impl_natively
 from commtrace.trace import schema
 
 

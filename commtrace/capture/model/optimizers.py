@@ -9,10 +9,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-from commtrace._compile_safe import OptimizerListener, step_hooks
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.recording.compile_safe import OptimizerListener, step_hooks
 from commtrace.trace import schema
 
 

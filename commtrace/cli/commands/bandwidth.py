@@ -19,7 +19,6 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.links import LinkSpeeds, NodeLink, SlowTraffic, find_slow_links, measure_links
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
-from commtrace.analysis.formatting import format_ranges, ranges
 from commtrace.analysis.stragglers.list_of_findings import findings_of_run
 from commtrace.analysis.stragglers.search import MeasuredWork, measure_work
 from commtrace.analysis.windows.run import open_run
@@ -49,6 +48,7 @@ from commtrace.cli.output import bandwidth as gigabytes_per_second
 from commtrace.cli.views import bounds_note, print_basis, print_findings, run_line
 from commtrace.findings.causes import CAUSES
 from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding, reason_of
+from commtrace.findings.formatting import format_ranges, ranges
 from commtrace.trace.json_values import fields_to_json
 
 _MOST_ROWS: Final = 60

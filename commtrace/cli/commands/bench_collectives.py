@@ -17,7 +17,6 @@ from rich.table import Table
 from commtrace.analysis.communication.baseline import Measurement, NetworkBaseline
 from commtrace.analysis.communication.links import SlowTraffic, find_slow_links
 from commtrace.analysis.communication.rates import parse_rate
-from commtrace.analysis.formatting import format_ranks
 from commtrace.benchmarks.expectations import ALL_GROUPS, USUAL, ExpectedShare, Rate, decisive, shares
 from commtrace.benchmarks.groups import WORDS, choose_groups
 from commtrace.benchmarks.job import BenchmarkJob, join
@@ -34,6 +33,7 @@ from commtrace.cli.output import (
     wide_console,
 )
 from commtrace.errors import ConfigurationError
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.json_values import to_json
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _report(
         baseline.save(output)
         written.append(output)
     if plot is not None and baseline.measurements:
-        from commtrace.plots.collectives import draw_collectives
+        from commtrace.python.plots.collectives import draw_collectives
 
         draw_collectives(baseline).save(plot)
         written.append(plot)

@@ -12,11 +12,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace import launchers
 from commtrace.analysis.utilization import peak_flops
 from commtrace.cli.arguments import JsonOption
 from commtrace.cli.output import share, text_table, wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.recording import launchers
 from commtrace.trace.json_values import to_json
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.engines import engine_words
-from commtrace.analysis.formatting import format_duration, format_ranges, format_ranks, ranges
 from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.explanation import activity_words
@@ -31,6 +30,7 @@ from commtrace.cli.self_check import Check, check_installation
 from commtrace.cli.views import attempt_lines, clock_line, moved_ranks_lines
 from commtrace.cli.worlds import job_verdict, worlds_of_job
 from commtrace.errors import ConfigurationError, ImportFileError
+from commtrace.findings.formatting import format_duration, format_ranges, format_ranks, ranges
 from commtrace.interchange.dumps.flight_recorder import read_flight_record, with_members
 from commtrace.trace.files.jobs import World
 from commtrace.trace.json_values import JsonObject

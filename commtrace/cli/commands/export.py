@@ -105,8 +105,8 @@ def export(
 
 
 def _write_tables(run: Path, steps: str, format: ExportFormat, directory: Path) -> None:
-    from commtrace.recorded_run import open as open_run
-    from commtrace.sql import TABLES
+    from commtrace.python.recorded_run import open as open_run
+    from commtrace.python.sql import TABLES
 
     recorded = open_run(run, steps=steps or None)
     directory.mkdir(parents=True, exist_ok=True)

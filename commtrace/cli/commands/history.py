@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.hangs.job_end import end_words
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.summary import Summary
@@ -24,6 +23,7 @@ from commtrace.cli.output import UNKNOWN, duration, share, text_table, wide_cons
 from commtrace.cli.views import attempt_lines
 from commtrace.errors import CommtraceError
 from commtrace.findings.causes import format_cause
+from commtrace.findings.formatting import format_duration
 from commtrace.history.facts import RunFacts
 from commtrace.history.hosts import HostReport, HostTally, tally_hosts
 from commtrace.history.runs import ListedRun, RunList, list_runs, remember

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from commtrace.errors import ConfigurationError
-from commtrace.installation import own_command
 from commtrace.interchange.rows import Imported
+from commtrace.recording.installation import own_command
 from commtrace.trace.inputs import printable_lines
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from commtrace.installation import own_command
+from commtrace.recording.installation import own_command
 from commtrace.trace.files import merge as merging
 
 

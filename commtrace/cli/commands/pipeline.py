@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.formatting import format_ranks
+from commtrace.analysis.chain import Analysis
 from commtrace.analysis.pipeline.bubble import StageBubble
-from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
+from commtrace.analysis.pipeline.observed import Pipeline, PipelineTotals, pipeline_totals, pipeline_with_causes
 from commtrace.analysis.stragglers.list_of_findings import findings_of_run
-from commtrace.analysis.stragglers.search import measure_work
-from commtrace.analysis.windows.run import open_run
+from commtrace.analysis.stragglers.search import MeasuredWork, measure_work
+from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     AttemptOption,
@@ -32,6 +33,7 @@ from commtrace.cli.output import UNKNOWN, milliseconds, print_table, share, text
 from commtrace.cli.views import print_basis, print_findings, run_line
 from commtrace.findings.causes import CAUSES
 from commtrace.findings.finding import SLOW, Finding, reason_of
+from commtrace.findings.formatting import format_ranks
 from commtrace.trace.json_values import to_json
 
 
@@ -52,8 +54,7 @@ def pipeline(
     run = run_directory(runs, attempt)
     with chosen_workers(workers, cluster) as chosen:
         opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
-        found = find_pipeline(opened)
-        findings = findings_of_run(opened, opened.measure(measure_work).result) if found else ()
+        found, findings = _judge(opened) if opened.steps.used else (None, ())
     alignment, problems = opened.alignment, opened.recorded.problems
     if json_output:
         printed = (
@@ -81,6 +82,28 @@ def pipeline(
         print_basis(console, alignment, problems)
         print_pipeline(console, found)
         console.print(f"Slow ranks, stages and links: commtrace straggler {escape(str(run))}", style="dim")
+
+
+@dataclass(frozen=True, slots=True)
+class _PipelineSums:
+    """What is measured of each window: both in one go, as a long run is read anew for everything."""
+
+    totals: PipelineTotals
+    work: MeasuredWork
+
+    def __add__(self, later: _PipelineSums) -> _PipelineSums:
+        return _PipelineSums(self.totals + later.totals, self.work + later.work)
+
+
+def _measure(analysis: Analysis) -> _PipelineSums:
+    return _PipelineSums(pipeline_totals(analysis.run, analysis.matches, analysis.roles), measure_work(analysis))
+
+
+def _judge(run: WholeRun | LargeRun) -> tuple[Pipeline | None, tuple[Finding, ...]]:
+    measured = run.measure(_measure).result
+    work = measured.work.joined()
+    found = pipeline_with_causes(run, measured.totals, work.steps)
+    return found, findings_of_run(run, work) if found else ()
 
 
 _FEW: Final = 0.05

@@ -13,9 +13,9 @@ from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import PlainConsole
 from commtrace.errors import ConfigurationError
-from commtrace.plots.heat_map import SLOWNESS, VALUES
-from commtrace.plots.run_plots import RunPlots
-from commtrace.plots.style import Plot
+from commtrace.python.plots.heat_map import SLOWNESS, VALUES
+from commtrace.python.plots.run_plots import RunPlots
+from commtrace.python.plots.style import Plot
 from commtrace.trace.selection import StepRange
 
 

@@ -29,7 +29,7 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_summary
 from commtrace.cli.output import wide_console
-from commtrace.installation import own_command
+from commtrace.recording.installation import own_command
 from commtrace.trace.json_values import fields_to_json
 from commtrace.viewer.choice import steps_to_draw
 from commtrace.viewer.comparison import comparison_resources

@@ -14,11 +14,12 @@ from typing import Annotated, Final
 import typer
 
 import commtrace._inject
-from commtrace import identity, launchers, side_process
 from commtrace.cli import ended_command
 from commtrace.cli.ended_command import EndedCommand
 from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, forwardable
-from commtrace.identity import DEFAULT_DIRECTORY
+from commtrace.recording import identity, launchers
+from commtrace.recording.identity import DEFAULT_DIRECTORY
+from commtrace.trace.files import side_process
 from commtrace.trace.processes import cpu_ns
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126

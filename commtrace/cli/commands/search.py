@@ -11,12 +11,16 @@ import typer
 
 from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.prediction.predict import StepModel, steps_drawn
+from commtrace.analysis.stragglers.list_of_findings import findings_of_run
+from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.aceso import predict_aceso, search_profile
 from commtrace.cli.arguments import STEPS_HELP, JsonOption, given_memory_gib
 from commtrace.cli.found_layouts import print_search, search_json
 from commtrace.cli.output import wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.findings.causes import OF_DIVISION
+from commtrace.findings.finding import SLOW, Finding
 from commtrace.interchange.aceso.profile import has_aceso_profile
 from commtrace.planning.layout import Layout
 from commtrace.planning.megatron_arguments import parse_megatron_command
@@ -24,10 +28,10 @@ from commtrace.planning.model import Model
 from commtrace.planning.plan import plan_notes
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
-from commtrace.search.costs import measure_costs
-from commtrace.search.layouts import search_layouts
-from commtrace.search.links import given_bandwidths
-from commtrace.search.prediction import Predictor
+from commtrace.planning.search.costs import measure_costs
+from commtrace.planning.search.layouts import search_layouts
+from commtrace.planning.search.links import given_bandwidths
+from commtrace.planning.search.prediction import Predictor
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 
 _FILES: Final = (".json", ".yaml", ".yml")
@@ -138,7 +142,8 @@ def search(
     found = search_layouts(predictor, gpus or world_size, round(memory_gib * _GIB), sequences, top, *tried)
     named = (*found.best, found.chosen, *found.candidates)
     of_plans = _of_plans(model, [layout, *(one.layout for one in named if one is not None)])
-    notes = (*notes, *costs.notes, *of_plans, *_of_cp_and_ep(model, layout, *tried))
+    stragglers = _of_stragglers(findings_of_run(run, run.measure(measure_work).result))
+    notes = (*stragglers, *notes, *costs.notes, *of_plans, *_of_cp_and_ep(model, layout, *tried))
     if json_output:
         typer.echo(json.dumps(search_json(predictor, found, sequences, memory_gib, notes), indent=2))
     else:
@@ -171,6 +176,16 @@ def _listed(option: str, text: str | None) -> tuple[int, ...]:
 def _of_plans(model: Model, layouts: Iterable[Layout]) -> tuple[str, ...]:
     """Return what the plans of these layouts leave out, each sentence once."""
     return tuple(dict.fromkeys(note for layout in layouts for note in plan_notes(model, layout)))
+
+
+def _of_stragglers(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield what slowed ranks in the recorded steps that no layout changes."""
+    for finding in findings:
+        if finding.kind == SLOW and finding.ranks and finding.cause not in OF_DIVISION:
+            yield (
+                f"The recorded steps have a straggler: {finding.line()}. What was measured, and so what is predicted, "
+                "includes it: once it is mended, record again."
+            )
 
 
 def _of_cp_and_ep(model: Model, layout: Layout, cp: Sequence[int], ep: Sequence[int]) -> Iterator[str]:

@@ -51,8 +51,8 @@ def sql(
     stragglers, and files, which has every row as it was recorded. Times are in nanoseconds. docs/python.md has their
     columns. Needs the extra "sql": pip install 'commtrace[sql]'.
     """
-    from commtrace.recorded_run import open as open_run
-    from commtrace.sql import query as answer
+    from commtrace.python.recorded_run import open as open_run
+    from commtrace.python.sql import query as answer
 
     if output_format is TableFormat.PARQUET and output is None:
         raise ConfigurationError("--format parquet is no text: name a file with -o FILE")

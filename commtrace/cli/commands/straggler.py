@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
 from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_of_steps
 from commtrace.analysis.windows.run import open_run
@@ -32,9 +31,10 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.commands.history import keep_analysis
-from commtrace.cli.output import milliseconds, wide_console
+from commtrace.cli.output import wide_console
 from commtrace.cli.views import print_awaited, print_basis, print_stragglers, run_line, step_attempts_lines
 from commtrace.findings.finding import SLOW
+from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
 _MOST_PARTS: Final = 8
@@ -119,10 +119,8 @@ def _print(console: Console, report: StragglerReport) -> None:
         console.print(f"[bold]{_verdict(report)}[/]")
     for line in step_attempts_lines(report.repeated_steps, report.attempt):
         console.print(escape(line))
-    print_stragglers(console, verdicts, on_gpu=report.on_gpu, nodes=report.nodes)
-    if len(verdicts) > 1:
-        together = milliseconds(report.findings.together_ms_per_step * 1e6)
-        console.print(f"Together they cost {together} ms per step.\n")
+    together_ms = report.findings.together_ms_per_step
+    print_stragglers(console, verdicts, together_ms=together_ms, on_gpu=report.on_gpu, nodes=report.nodes)
     for abstention in report.findings.abstentions:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     if report.findings.waited_for:

@@ -20,7 +20,6 @@ from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.engines import engine_words
-from commtrace.analysis.formatting import format_ranges
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.utilization import Utilization
@@ -73,7 +72,8 @@ from commtrace.cli.views import (
     step_attempts_lines,
 )
 from commtrace.cli.worlds import job_to_json, print_job, worlds_of_job
-from commtrace.installation import own_command
+from commtrace.findings.formatting import format_ranges
+from commtrace.recording.installation import own_command
 from commtrace.trace.json_values import to_json
 
 
@@ -164,7 +164,7 @@ def print_summary(
     for line in _header(summary):
         console.print(line)
     console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
-    print_stragglers(console, summary.stragglers)
+    print_stragglers(console, summary.stragglers, together_ms=summary.together_ms_per_step)
     slow = (rank for verdict in summary.stragglers for rank in verdict.ranks)
     for line in moved_ranks_lines(slow, summary.run.earlier_attempts):
         console.print(escape(line))

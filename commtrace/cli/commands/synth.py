@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from commtrace.errors import ConfigurationError
-from commtrace.installation import own_command
-from commtrace.schedule import WRITTEN
+from commtrace.recording.installation import own_command
 from commtrace.synth import Fault, Job, SimulatedClock, random_clocks, synthesize, write
 from commtrace.synth.faults import FORMS
+from commtrace.trace.schedule import WRITTEN
 
 
 def synth(

@@ -16,14 +16,14 @@ from rich.live import Live
 from rich.text import Text
 
 from commtrace.analysis.clocks.time_of_day import clock_time
-from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.verdict import format_since_step
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.causes import format_cause
-from commtrace.top.frame import MOST_STEPS, URGENT, Frame, RankRow, Slow, choose_ranks
+from commtrace.findings.finding import format_since_step
+from commtrace.findings.formatting import format_duration
+from commtrace.live.top.frame import MOST_STEPS, URGENT, Frame, RankRow, Slow, choose_ranks
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines
 
@@ -86,10 +86,10 @@ def top(
 
 def _source(run: str, last: int, run_id: str) -> FrameSource:
     if run.startswith(("http://", "https://")):
-        from commtrace.top.from_metrics import metrics_source
+        from commtrace.live.top.from_metrics import metrics_source
 
         return metrics_source(run, last or MOST_STEPS, run_id)
-    from commtrace.top.from_files import FileSource
+    from commtrace.live.top.from_files import FileSource
     from commtrace.trace.processes import process_state
 
     return FileSource(run, last, process_state)

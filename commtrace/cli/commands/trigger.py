@@ -16,7 +16,7 @@ from commtrace.analysis.steps.progress import Progress, find_progress
 from commtrace.cli.arguments import RunArgument
 from commtrace.cli.output import duration
 from commtrace.errors import ConfigurationError
-from commtrace.installation import own_command
+from commtrace.recording.installation import own_command
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.files.reader import load_newest
 from commtrace.trace.json_values import fields_to_json

@@ -35,12 +35,12 @@ from commtrace.cli.output import milliseconds, wide_console
 from commtrace.cli.views import run_line
 from commtrace.errors import ConfigurationError
 from commtrace.findings.causes import CAUSES
-from commtrace.installation import own_command
 from commtrace.planning.recorded_job import has_sizes, recorded_job
-from commtrace.schedule import WRITTEN
+from commtrace.recording.installation import own_command
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
+from commtrace.trace.schedule import WRITTEN
 from commtrace.trace.schema import mark_row
 from commtrace.viewer.what_if import Question
 

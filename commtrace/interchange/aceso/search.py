@@ -19,8 +19,8 @@ from commtrace.interchange.aceso.division import Division, OperatorChain
 from commtrace.interchange.aceso.prediction import AcesoPrediction, predict
 from commtrace.interchange.aceso.profile import AcesoProfile, Case
 from commtrace.planning.layout import Layout
-from commtrace.search.candidates import Recompute, divisions, divisors
-from commtrace.search.megatron import megatron_arguments
+from commtrace.planning.search.candidates import Recompute, divisions, divisors
+from commtrace.planning.search.megatron import megatron_arguments
 from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.spans import Bool
 

@@ -9,10 +9,11 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
-from commtrace.analysis.formatting import format_duration
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
-from commtrace.analysis.stragglers.verdict import NamedRank, format_since_step
+from commtrace.analysis.stragglers.verdict import NamedRank
 from commtrace.findings.causes import JOB, OF_NO_RANK, RANKS, format_cause
+from commtrace.findings.finding import format_since_step
+from commtrace.findings.formatting import format_duration
 from commtrace.live.monitoring.wire_types import Count, Duration, Number, Text
 from commtrace.trace.json_values import JsonObject, fields_to_json
 

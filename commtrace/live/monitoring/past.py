@@ -19,12 +19,12 @@ import numpy as np
 
 from commtrace.analysis.replay.step_statistics import LinkTraffic
 from commtrace.analysis.statistics import Float64
-from commtrace.analysis.stragglers.costs import Occurrence
 from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME, Thresholds
 from commtrace.analysis.stragglers.normal import PAST, Usual, Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
 from commtrace.analysis.stragglers.places import RankPlace, group_by_place
 from commtrace.findings.causes import MEANT, PAUSES
+from commtrace.findings.finding import Occurrence
 from commtrace.live.monitoring.findings import Since
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport
 

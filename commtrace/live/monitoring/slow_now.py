@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from commtrace.analysis.stragglers.evidence import (
     ONLY_PHASE,
@@ -20,6 +19,7 @@ from commtrace.analysis.stragglers.evidence import (
     several_pause_longer,
 )
 from commtrace.analysis.stragglers.late_hosts import LATE, LaunchLateness, least
+from commtrace.analysis.stragglers.limits import WINDOWS_OF_LASTING
 from commtrace.analysis.stragglers.microbatches import (
     SEQUENCES,
     evidence_of_longer_input,
@@ -30,15 +30,43 @@ from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.analysis.stragglers.verdict import NamedRank
 from commtrace.findings.causes import CAUSES, PAUSES, RANKS, advice
 from commtrace.live.monitoring.findings import LiveStraggler, Since
-from commtrace.live.monitoring.sampled_replay import Price
+from commtrace.live.monitoring.sampled_replay import Price, Priced
 from commtrace.live.monitoring.window import WORK as WORDS
 
 MOST_MEMBERS: Final = 16
 """Limit of the members in a finding."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlowNow:
+class RankReplays(NamedTuple):
+    """What replays of sampled steps say of a slow rank; nothing before the first."""
+
+    price: Price | None = None  # its cost, from the newest that gives one
+    phase: str = ""  # the only slow one; else empty
+    phases: str = ""  # the longer ones with numbers
+    launches: LaunchLateness | None = None  # how its work was launched; None if not known
+    launches_late: bool = False  # most of its excess there lies before its phases
+    # in the newest few its long microbatches, empty if all are; None if its input is no longer than that of others
+    long_inputs: tuple[str | None, ...] = ()
+
+    @property
+    def long_input(self) -> str | None:
+        # A single replay may be wrong in the noise of few steps: most must agree.
+        seen = [microbatches for microbatches in self.long_inputs if microbatches is not None]
+        return seen[-1] if 2 * len(seen) > len(self.long_inputs) else None
+
+    def with_newest(self, priced: Priced, rank: int, excess_ns: float, long_input: str | None) -> RankReplays:
+        """Return it after another replay, in which the rank is slow by ``excess_ns``."""
+        return RankReplays(
+            price=priced.price(rank, excess_ns) or self.price,
+            phase=priced.phases[rank],
+            phases=priced.phase_texts.get(rank, ""),
+            launches=priced.launches[rank],
+            launches_late=rank in priced.late,
+            long_inputs=(*self.long_inputs, long_input)[-WINDOWS_OF_LASTING:],
+        )
+
+
+class SlowNow(NamedTuple):
     """A rank that works too long in the newest window; times in ns per step."""
 
     rank: int
@@ -50,9 +78,7 @@ class SlowNow:
     norm_source: str  # the source of normal
     waited_ns: float  # stall of a rank that is not slow
     duration_ns: float  # of a step
-    long_input: str | None = None  # the long microbatches, empty if all are; None if input is no cause
-    phases: str = ""  # the longer ones with numbers, if steps were replayed
-    launches: LaunchLateness | None = None  # how its work was launched, if steps were replayed and it is known
+    replays: RankReplays = RankReplays()
 
     @property
     def cause(self) -> str:
@@ -65,11 +91,11 @@ class SlowNow:
 
 def cause_of(members: Sequence[SlowNow]) -> str:
     """Return the kind of work with the largest excess, longer input, or late hosts."""
-    if all(one.long_input is not None for one in members):
+    if all(one.replays.long_input is not None for one in members):
         return SEQUENCES
     excess = [sum(own) for own in zip(*(one.excess_ns_of for one in members), strict=True)]
     cause = WORDS[excess.index(max(excess))]
-    launches = least(one.launches for one in members)
+    launches = least(one.replays.launches for one in members)
     return LATE if cause == "compute" and launches is not None and launches.are_late else cause
 
 
@@ -94,46 +120,42 @@ def _slowest_first(members: Sequence[SlowNow]) -> list[SlowNow]:
     return sorted(members, key=lambda one: (-one.excess_ns, one.rank))
 
 
-def cost_ns(members: Sequence[SlowNow], prices: Mapping[int, Price]) -> float:
+def cost_ns(members: Sequence[SlowNow]) -> float:
     """Return the cost of a set per step; without a price the excess, but at most the stall of others."""
-    return max(prices[one.rank].set_ns if one.rank in prices else min(one.excess_ns, one.waited_ns) for one in members)
+    return max(
+        min(one.excess_ns, one.waited_ns) if one.replays.price is None else one.replays.price.set_ns for one in members
+    )
 
 
 def straggler_of(
     places: Mapping[int, RankPlace],
     place: str,
     members: Sequence[SlowNow],
-    prices: Mapping[int, Price],
-    phase: str,
     world_size: int,
     *,
     replica_of: Mapping[int, int],
     devices: Sequence[DeviceEvidence | None] = (),
-    late: bool = False,
 ) -> LiveStraggler:
     """Return a set of slow ranks as a finding.
 
     Args:
         places: of all ranks of the job; ``place`` is that of the set.
         members: the slowest first, as are ``devices``.
-        prices: from a replay.
-        phase: the one phase in which they are slow; empty if it is not one.
         world_size: ranks of the job.
         replica_of: by rank, its place in data parallelism.
-        late: True if they launch their phases late, which counts if there is no other cause.
     """
-    first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
+    first, cost, ranks = members[0], cost_ns(members), [one.rank for one in members]
     cause, earliest = cause_of(members), min((one.since for one in members), key=lambda since: since.time)
     if cause in ("compute", LATE) and are_throttled(devices):
         cause = THROTTLED
-    elif cause == "compute" and phase:
-        cause = phase
-    elif cause == "unknown" and late:
+    elif cause == "compute" and first.replays.phase:
+        cause = first.replays.phase
+    elif cause == "unknown" and first.replays.launches_late:
         cause = "late_launch"
     evidence = f"{_evidence(places, place, cause, members)} {_waiting(members)}"
     if phase := CAUSES[cause].phase:
         evidence += f" {ONLY_PHASE.format(phase=phase)}"
-    launches = least(one.launches for one in members)
+    launches = least(one.replays.launches for one in members)
     if launches is not None and (phase or cause in ("compute", LATE)) and (launched := launches.sentence(ranks)):
         evidence += f" {launched}"
     if is_of_device(place, cause) and devices and devices[0] is not None:
@@ -150,11 +172,12 @@ def straggler_of(
         evidence=evidence,
         next_step=advice(cause, len(members), place),
         ranks=tuple(sorted(ranks)),
-        members=tuple(_member(places, one, prices.get(one.rank)) for one in members[:MOST_MEMBERS]),
+        members=tuple(_member(places, one) for one in members[:MOST_MEMBERS]),
     ).beginning(earliest)
 
 
-def _member(places: Mapping[int, RankPlace], one: SlowNow, price: Price | None) -> NamedRank:
+def _member(places: Mapping[int, RankPlace], one: SlowNow) -> NamedRank:
+    price = one.replays.price
     share, alone = (price.share_ns, price.alone_ns) if price is not None else (None, None)
     return NamedRank(
         one.rank,
@@ -169,13 +192,13 @@ def _evidence(places: Mapping[int, RankPlace], place: str, cause: str, members: 
     first, ranks = members[0], [one.rank for one in members]
     percent = [100 * one.excess_ns / max(one.normal_ns, 1.0) for one in members]
     if cause == SEQUENCES:
-        return evidence_of_longer_input(ranks, percent, first.long_input or "")
+        return evidence_of_longer_input(ranks, percent, first.replays.long_input or "")
     if len(members) == 1:
         where, normal_ms, excess_ms = rank_and_host(places, first.rank), first.normal_ns / 1e6, first.excess_ns / 1e6
         if cause in PAUSES:
             at = WORDS.index(cause)
             return one_pauses_longer(where, cause, first.work_ns_of[at] / 1e6, first.excess_ns_of[at] / 1e6) + "."
-        details = format_work(cause, normal_ms + excess_ms, first.phases)
+        details = format_work(cause, normal_ms + excess_ms, first.replays.phases)
         return one_needs_longer(where, details, excess_ms, first.norm_source, normal_ms, "means of a window") + "."
     all_excess_ms = [one.excess_ns / 1e6 for one in members]
     if cause in PAUSES:

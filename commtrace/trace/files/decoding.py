@@ -16,6 +16,7 @@ from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.files.arrays import is_there, number_array, numbers
 from commtrace.trace.files.exactness import exact_ends, exact_starts
 from commtrace.trace.graphs import with_contents
 from commtrace.trace.hang_report import Activity
@@ -114,7 +115,7 @@ def decode(
     kept = Block(block.ranks, bounds, Spans(**{name: column[rows] for name, column in columns.items()}))
     replays = np.flatnonzero(kept.spans.kind == schema.REPLAY)
     if len(replays):
-        texts = table["detail"].take(rows[replays]).to_pylist()
+        texts = _rows(table["detail"], rows[replays]).to_pylist()
         kept = with_contents(kept, replays, texts, [of_rank.marks.graphs for of_rank in rank_marks], names)
     problems = [
         f"rank {rank}: {message}"
@@ -170,12 +171,16 @@ def _lead_column(column: pa.ChunkedArray, leads: Int16) -> Int16:
 def _is_unfinished(spans: Spans, detail: pa.ChunkedArray) -> Bool:
     is_unfinished = np.zeros(len(spans), np.bool_)
     rows = np.flatnonzero((spans.id >= 0) & (spans.start == spans.end))
-    is_unfinished[rows] = ['"unfinished"' in (text or "") for text in detail.take(rows).to_pylist()]
+    is_unfinished[rows] = ['"unfinished"' in (text or "") for text in _rows(detail, rows).to_pylist()]
     return is_unfinished
 
 
 def _is_valid(column: pa.ChunkedArray) -> Bool:
-    return np.asarray(column.is_valid().to_numpy())
+    return np.concatenate([np.zeros(0, np.bool_), *(is_there(_indices(chunk)) for chunk in column.chunks)])
+
+
+def _rows(column: pa.ChunkedArray, rows: Int64) -> pa.ChunkedArray:
+    return column.take(number_array(rows, pa.int64()))
 
 
 def _read_marks(
@@ -189,10 +194,10 @@ def _read_marks(
     spans = block.spans
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
     # Each text once: the members of the world are 100 kB in a job of 16,384 ranks, and every rank records them.
-    encoded = column.take(rows).combine_chunks().dictionary_encode()
+    encoded = _rows(column, rows).combine_chunks().dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
-    numbers = encoded.indices.fill_null(len(texts) - 1).to_pylist()
-    for row, owner, number in zip(rows.tolist(), owners.tolist(), numbers, strict=True):
+    known = np.where(is_there(encoded.indices), numbers(encoded.indices), len(texts) - 1).tolist()
+    for row, owner, number in zip(rows.tolist(), owners.tolist(), known, strict=True):
         name, own, text = names[spans.name[row]], rank_marks[owner], texts[number]
         try:
             if name == AGGREGATE:
@@ -255,9 +260,7 @@ def _incomplete(table: pa.Table) -> Bool:
     for name in DTYPE_OF_COLUMN:
         column = table[name]
         if column.null_count and name != "dtype" and name not in schema.LATER_COLUMNS:
-            lacks |= ~np.concatenate(
-                [_indices(chunk).is_valid().to_numpy(zero_copy_only=False) for chunk in column.chunks]
-            )
+            lacks |= ~_is_valid(column)
     return lacks
 
 
@@ -296,7 +299,7 @@ def _trace(
         topology=without_place(marks.topology),
         dropped=marks.dropped,
         anchors=(metadata.anchor, *marks.anchors),
-        in_flight=tuple(structs.replace(one, peer=rank_of(one.group, one.peer)) for one in marks.in_flight),
+        in_flight=tuple(structs.replace(call, peer=rank_of(call.group, call.peer)) for call in marks.in_flight),
         activity=marks.activity and _with_ranks(marks.activity, rank_of),
         activity_ns=marks.activity_ns,
         no_progress_ns=marks.no_progress_ns,
@@ -312,7 +315,7 @@ def _trace(
         exception_frames=marks.exception_frames,
         exit=marks.exit,
         has_left=marks.has_left,
-        failures=tuple(structs.replace(one, peer=rank_of(one.group, one.peer)) for one in marks.failures),
+        failures=tuple(structs.replace(call, peer=rank_of(call.group, call.peer)) for call in marks.failures),
         # Not copied for each part of a long run that is read forward.
         aggregates=rank_marks.aggregates
         if steps is None and discarded < 0
@@ -339,17 +342,14 @@ def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:
     dtype = DTYPE_OF_COLUMN[name]
     array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     if not pa.types.is_dictionary(array.type):
-        if array.null_count:  # such rows are left out; as floating-point numbers the others would lose digits
-            array = pa.Array.from_buffers(array.type, len(array), [None, *array.buffers()[1:]], offset=array.offset)
-        return array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+        return numbers(array).astype(dtype, copy=False)  # rows with nulls are left out
     code_of_word = np.array(_codes(name, array.dictionary.to_pylist(), names) or [schema.NOT_APPLICABLE], dtype)
     indices = array.indices
     if not indices.null_count:
-        return code_of_word.take(indices.to_numpy(zero_copy_only=False))
-    present = np.flatnonzero(indices.is_valid().to_numpy(zero_copy_only=False))
+        return code_of_word.take(numbers(indices))
+    present = np.flatnonzero(is_there(indices))
     coded = np.full(len(array), schema.NOT_APPLICABLE, dtype)
-    # With nothing in some rows, numpy gets the indices as floating-point numbers, which hold them exactly.
-    coded[present] = code_of_word[indices.to_numpy(zero_copy_only=False)[present].astype(np.int64)]
+    coded[present] = code_of_word[numbers(indices)[present]]
     return coded
 
 
@@ -388,9 +388,9 @@ def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict
     if detail.null_count == len(detail):
         return found
     # That of a replay has been read into rows.
-    rows = np.flatnonzero(selected & detail.is_valid().to_numpy() & (block.spans.kind != schema.REPLAY))
+    rows = np.flatnonzero(selected & _is_valid(detail) & (block.spans.kind != schema.REPLAY))
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
-    for row, owner, text in zip(rows, owners, detail.take(rows).to_pylist(), strict=True):
+    for row, owner, text in zip(rows, owners, _rows(detail, rows).to_pylist(), strict=True):
         found[owner][int(block.spans.id[row])] = text
     return found
 

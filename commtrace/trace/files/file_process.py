@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from commtrace import side_process
+from commtrace.trace.files import side_process
 from commtrace.trace.files.file_calls import HERE, NewFile
 
 _T = TypeVar("_T")

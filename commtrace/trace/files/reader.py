@@ -21,6 +21,7 @@ from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.files import locate
+from commtrace.trace.files.arrays import numbers
 from commtrace.trace.files.decoding import DecodedBlock, RankTable, decode, known_columns, missing_columns
 from commtrace.trace.files.locate import (
     RecordedLaunch,
@@ -290,7 +291,7 @@ def _recorded_until(path: Path) -> int:
     table, _ = _read_segment(path, ROOM_OF_TAIL)
     if table is None or not len(table) or table["end"].null_count:
         return 0
-    return int(table["end"].to_numpy().max())
+    return max(int(numbers(chunk).max()) for chunk in table["end"].chunks if len(chunk))
 
 
 def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Table | None, list[str]]:

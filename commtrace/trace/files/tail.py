@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
+from commtrace.trace.files.arrays import is_there, numbers
 from commtrace.trace.files.decoding import LONGEST_NS, RankTable, decode, known_columns
 from commtrace.trace.files.locate import find_run_directory, missing_ranks
 from commtrace.trace.files.rank_files import rank_directory, segment_paths
@@ -261,11 +262,12 @@ def _holds(chunk: pa.DictionaryArray, word: str) -> np.ndarray:
     words = chunk.dictionary.to_pylist()
     if word not in words:
         return np.zeros(len(chunk), np.bool_)
-    return np.asarray(chunk.indices.to_numpy(zero_copy_only=False) == words.index(word))
+    return np.asarray(is_there(chunk.indices) & (numbers(chunk.indices) == words.index(word)))
 
 
 def _values(part: pa.Table, column: str) -> np.ndarray:
-    return np.asarray(part[column].fill_null(-1).to_numpy())
+    chunks = [np.where(is_there(chunk), numbers(chunk), -1) for chunk in part[column].chunks]
+    return np.concatenate([np.zeros(0, np.int64), *chunks])
 
 
 def _recorded_groups(parts: Iterable[pa.Table]) -> set[int]:

@@ -182,6 +182,35 @@ def test_two_that_seem_to_wait_for_each_other_end_the_walk_of_neither() -> None:
     assert path_of(rows) == [Piece(0, 5, 1, "host"), Piece(5, 30, 1, "unknown", "pp"), Piece(30, 40, 0, "host")]
 
 
+def test_it_comes_back_to_a_rank_that_another_one_had_waited_for_until_then() -> None:
+    first = [collective("all_reduce", DP, 0, 90, 100, id=1), collective("all_reduce", DP, 0, 30, 101, id=1)]
+    second = [collective("all_reduce", DP, 1, 100, 110, id=2), collective("all_reduce", DP, 1, 101, 109, id=2)]
+    rows = {
+        0: [
+            span("step", 0, 110),
+            span("backward", 0, 90),
+            first[0],
+            stall(first[0], 90, 100),
+            second[0],
+            stall(second[0], 100, 110),
+        ],
+        1: [
+            span("step", 0, 109),
+            span("backward", 0, 30),
+            first[1],
+            stall(first[1], 30, 101),
+            second[1],
+            stall(second[1], 101, 109),
+        ],
+    }
+
+    assert path_of(rows) == [
+        Piece(0, 90, 0, "backward"),
+        Piece(90, 101, 1, "transfer", "dp"),
+        Piece(101, 110, 0, "transfer", "dp"),
+    ]
+
+
 def test_members_of_a_bracket_wait_for_whom_the_last_one_waits_for() -> None:
     """Rank 0 receives from 1 and from 2 in one bracket; 2 sends later. Its stall names the first member."""
     world = group("pp", 0, 1, 2)

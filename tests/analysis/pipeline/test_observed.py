@@ -12,10 +12,10 @@ from commtrace.analysis.pipeline.bubble import BubbleCause, RankWaits, bubbles_o
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.windows.run import WholeRun
-from commtrace.schedule import recognise
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run
+from commtrace.trace.schedule import recognise
 from tests.analysis.simulated_schedules import Action, gpipe, interleaved, simulate
 from tests.factory import Row, make_run, span
 from tests.json_reading import read_back

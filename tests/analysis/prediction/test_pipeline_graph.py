@@ -14,9 +14,9 @@ from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.pipeline_graph import PipelineGraph, pipeline_graph
 from commtrace.analysis.prediction.predict import predict
 from commtrace.errors import ConfigurationError
-from commtrace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, WRITTEN, Action, orders
 from commtrace.synth import Fault, Job, Network, synthesize
 from commtrace.trace import schema
+from commtrace.trace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, WRITTEN, Action, orders
 from commtrace.trace.spans import Int64
 
 F, B = 10, 20

@@ -90,6 +90,35 @@ def test_a_verdict_takes_no_more_than_there_is() -> None:
     assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns
 
 
+def test_verdicts_that_cost_more_than_there_is_share_it_in_proportion() -> None:
+    """Whichever comes first in the list, and whether the cost stays in the imbalance or not."""
+    job = analysed(replace(EXACT, faults=(Fault("slow-rank", (2,), 1.5),)))
+    (slow,) = job.verdicts
+    lost_ns = job.lost(()).imbalance_ns
+    three = [
+        replace(slow, cost_ms_per_step=1e6),
+        replace(slow, cost_ms_per_step=3e6),
+        replace(slow, cost_ms_per_step=3e6, cause="stage_imbalance"),
+    ]
+    lost, backwards = job.lost(three), job.lost(three[::-1])
+
+    assert sum(lost.of_verdicts) == sum(backwards.of_verdicts) == lost_ns
+    assert lost.of_verdicts == pytest.approx([lost_ns / 7, 3 * lost_ns / 7, 3 * lost_ns / 7], abs=1)
+    assert backwards.of_verdicts[::-1] == pytest.approx(lost.of_verdicts, abs=1)
+    assert (lost.stragglers_ns, lost.imbalance_ns) == (sum(lost.of_verdicts[:2]), lost.of_verdicts[2])
+    assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns
+
+
+def test_verdicts_take_nothing_of_a_line_below_zero() -> None:
+    job = analysed(replace(EXACT, faults=(Fault("gc", (1,), 30.0),)))
+    sums = job.replayed.sums
+    shorter = replace(job.replayed, sums=sums._replace(measured_ns=sums.measured_ns - STEPS * 31 * MS))
+    lost = lost_time(job.statistics, shorter, job.verdicts)
+
+    assert lost.rest_ns < 0
+    assert (lost.stragglers_ns, lost.of_verdicts) == (0, (0,))
+
+
 @pytest.mark.parametrize(
     "job",
     [

@@ -49,6 +49,21 @@ def test_nobody_is_named_when_all_are_alike() -> None:
     assert findings.together_ms_per_step == 0.0
 
 
+def test_ranks_without_a_recording_are_named_and_make_costs_lower_bounds() -> None:
+    job = replace(JOB, extra_forward_ns={1: 3 * MS})
+    whole = findings_of(job.run())
+    without_3, without_2_and_3 = (findings_of(of_ranks(job.run(), range(count))) for count in (3, 2))
+
+    assert whole.abstentions == ()
+    assert without_3.abstentions[0] == (
+        "Rank 3 was not compared: no complete step was recorded there. Costs are lower bounds, as waiting for rank 3 "
+        "counts as transfer."
+    )
+    assert without_2_and_3.abstentions[0].startswith("Ranks 2–3 were not compared: ")
+    assert [verdict.rank for verdict in without_3.verdicts] == [1]
+    assert 0 < without_3.verdicts[0].cost_ms_per_step < whole.verdicts[0].cost_ms_per_step
+
+
 def test_time_that_nobody_waits_for_costs_nothing() -> None:
     # The last forward of the last stage is on the critical path of both replicas; 10 µs of 8 forwards are not worth a
     # verdict.

@@ -25,7 +25,7 @@ NAMED_AS_IN_THE_ORIGINAL = {("step", "optimizer"), ("root_pre_forward", "module"
 def handing_on() -> Iterator[tuple[Path, ast.FunctionDef]]:
     """Functions inside of functions that take whatever is handed to them."""
     files = [
-        SOURCES / "_compile_safe.py",
+        SOURCES / "recording" / "compile_safe.py",
         *(SOURCES / "capture").rglob("*.py"),
         *(SOURCES / "integrations").glob("*.py"),
     ]

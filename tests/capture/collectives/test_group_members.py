@@ -26,7 +26,7 @@ ENGINES = [GroupMember("b" * 16, "rollout", rank, "right", 2 + rank) for rank in
 class Process:
     """One member of the group, each with a registry of its own; torch's table of groups is shared by all of them."""
 
-    def __init__(self, own: GroupMember, rank: int, store: Any, size: int = 3) -> None:
+    def __init__(self, member: GroupMember, rank: int, store: Any, size: int = 3) -> None:
         self.now = 0.0
         self.registry = GroupRegistry()
         group: Any = dist.ProcessGroup(dist.HashStore(), rank, size)
@@ -34,7 +34,7 @@ class Process:
         self.group = group
         distributed_c10d._world.pg_map[self.group] = ("gloo", store)
         self.state = self.registry.state(self.group)
-        self.members = GroupMeetings(self.registry, own, now=lambda: self.now)
+        self.members = GroupMeetings(self.registry, member, now=lambda: self.now)
 
     @property
     def known(self) -> Group:
@@ -56,7 +56,7 @@ def steps(*processes: Process, times: int = 2) -> None:
 
 
 def all_of(store: Any) -> list[Process]:
-    return [Process(own, rank, store) for rank, own in enumerate([TRAINER, *ENGINES])]
+    return [Process(member, rank, store) for rank, member in enumerate([TRAINER, *ENGINES])]
 
 
 @pytest.mark.parametrize("kind", ["hash", "tcp", "prefix"])

@@ -2,63 +2,36 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
-from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.graphs.replays import GraphReplays
 from commtrace.capture.graphs.stamps import StampingOfGraphs
-from commtrace.trace import schema
-from commtrace.trace.files.reader import load_run
-from commtrace.trace.run import Run
 from commtrace.trace.spans import Spans
-from tests.capture.recording import Recording
-from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda, SimulatedGraph, SimulatedStream
-from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
-from tests.trace.rows import write_rank
+from tests.capture.graphs.graph_job import GraphJob
+from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedGraph, SimulatedStream
+from tests.capture.simulated_nccl import options, tensor
 
 BYTES = 8 << 20
 """Of a communication that is stamped wherever it is."""
 
 
-class StampedJob:
-    """Rank 1 of 4, in scripted time."""
+class StampedJob(GraphJob):
+    """A job whose graphs are stamped."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: str = "nccl", *, is_stamped: bool = True) -> None:
-        self.cuda = SimulatedCuda()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: str = "nccl") -> None:
+        super().__init__(monkeypatch, backend=backend)
         self.driver = self.cuda.driver
-        self.nccl = SimulatedNccl(self.cuda, backend)
-        self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
-        self.recording = Recording(cuda=self.cuda)
-        self.tracer = self.recording.tracer
         native = self.recording.native
         assert native is not None
         self.core = native.core
-        self.stamping = StampingOfGraphs(self.core, self.tracer.guard.noticed) if is_stamped else None
+        self.stamping = StampingOfGraphs(self.core, self.tracer.guard.noticed)
         self.replays = GraphReplays(self.tracer, self.cuda.CUDAGraph, self.stamping)
-        self.group: Any = distributed_c10d._get_default_group()
-        self.devices: DeviceCalls | None = None
-
-    @contextmanager
-    def recorded(self) -> Iterator[StampedJob]:
-        with self.recording.capturing() as capture:
-            self.devices = capture.devices
-            self.replays.install()
-            try:
-                yield self
-            finally:
-                self.replays.uninstall()
 
     def prepare(self) -> None:
         """Have the device made ready before the first capture: its self-test needs a clock that goes."""
-        assert self.stamping is not None
         self.cuda.reading_ns = 20 * MICROSECOND
         self.stamping.prepare(is_alone=True)
         self.cuda.reading_ns = 0
@@ -88,22 +61,6 @@ class StampedJob:
         for _ in range(12):
             self.cuda.advance(20 * MILLISECOND)
             self.recording.recorder.flush()
-
-    def marks(self, name: str = "graph") -> list[dict[str, Any]]:
-        self.recording.recorder.flush()
-        rows = [row for row in self.recording.sink.rows if row.kind == schema.MARK and row.name == name]
-        return [json.loads(row.detail or "") for row in rows]
-
-    def replay_rows(self) -> list[Any]:
-        self.finish()
-        return self.recording.rows(schema.REPLAY)
-
-    def read(self, folder: Path) -> Run:
-        """What a reader gets of all rows."""
-        self.finish()
-        self.recording.rows()
-        write_rank(folder, self.recording.sink.rows, rank=1, world_size=4)
-        return load_run(folder)
 
     def spans(self, folder: Path, *kinds: int) -> Spans:
         spans = self.read(folder).ranks[1].spans

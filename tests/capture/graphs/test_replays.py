@@ -6,7 +6,6 @@ import gc
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,50 +13,27 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from commtrace.capture.collectives.cpp_communication import HookedOperation, OwnRank, ProcessGroupHooks
 from commtrace.capture.collectives.ddp_reducer import CppCalls, ReducerCapture
 from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture, FunctionalWaits
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.untraced_paths import CAPTURED_COMMUNICATION
-from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.graphs import contents
 from commtrace.capture.graphs.replays import EARLIER_GRAPHS, GraphReplays
 from commtrace.capture.hooks import keep_compiler_out
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from commtrace.trace.run import Run
-from tests.capture.recording import Recording
-from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda, SimulatedGraph
-from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
+from tests.capture.graphs.graph_job import GraphJob
+from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedGraph
+from tests.capture.simulated_nccl import options, tensor
 from tests.trace.rows import write_rank
 
 pytestmark = pytest.mark.usefixtures("world")
 
 
-class Job:
+class Job(GraphJob):
     """A training process with a simulated GPU and its graphs, captured."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: str | None = None) -> None:
-        self.cuda = SimulatedCuda()
-        self.nccl = SimulatedNccl(self.cuda)
-        self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
-        self.recording = Recording(cuda=self.cuda, steps=steps)
-        self.tracer = self.recording.tracer
-        self.replays = GraphReplays(self.tracer, self.cuda.CUDAGraph)
-        self.group: Any = distributed_c10d._get_default_group()
-        self.devices: DeviceCalls | None = None
-
-    @contextmanager
-    def recorded(self) -> Iterator[Job]:
-        with self.recording.capturing() as capture:
-            self.devices = capture.devices
-            self.replays.install()
-            try:
-                yield self
-            finally:
-                self.replays.uninstall()
 
     def all_reduce(self, num_bytes: int = 32, *, asynchronous: bool = False) -> Any:
         return self.group.allreduce([tensor(num_bytes)], options(asynchronous))
@@ -69,24 +45,6 @@ class Job:
             for size in sizes:
                 self.all_reduce(size)
         return graph
-
-    def finish(self) -> None:
-        self.cuda.advance(100 * MILLISECOND)
-
-    def marks(self) -> list[dict[str, Any]]:
-        self.recording.recorder.flush()
-        return [json.loads(row.detail or "") for row in self.recording.sink.rows if row.kind == schema.MARK]
-
-    def replay_rows(self) -> list[Any]:
-        self.finish()
-        return self.recording.rows(schema.REPLAY)
-
-    def run(self, folder: Path) -> Run:
-        """What a reader gets of all rows."""
-        self.finish()
-        self.recording.rows()
-        write_rank(folder, self.recording.sink.rows, rank=1, world_size=4)
-        return load_run(folder)
 
 
 @pytest.fixture
@@ -114,7 +72,7 @@ def test_a_replay_is_a_span_on_its_stream_with_what_it_contains(job: Job, tmp_pa
     assert (row.seq, row.op_in_seq, row.bytes) == (0, 2, 192)
     assert json.loads(row.detail) == {"launched_ns": began, "first": [0]}
 
-    spans = job.run(tmp_path).ranks[1].spans
+    spans = job.read(tmp_path).ranks[1].spans
     rows = spans.kind == schema.COLLECTIVE
     assert spans.seq[rows].tolist() == [0, 1]
     assert spans.bytes[rows].tolist() == [64, 128]
@@ -136,7 +94,7 @@ def test_numbers_go_on_by_what_each_replay_contains(job: Job, tmp_path: Path) ->
     rows = job.replay_rows()
     assert [firsts(row) for row in rows] == [[2], [5]]
     assert [row.seq for row in rows] == [0, 1]
-    run = job.run(tmp_path)
+    run = job.read(tmp_path)
     spans = run.ranks[1].spans
     collectives = spans.take(spans.kind == schema.COLLECTIVE)
     assert collectives.seq.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -164,7 +122,7 @@ def test_messages_and_brackets_are_numbered_as_they_would_be_without_a_graph(job
     communicate()
     graph.replay()
 
-    spans = job.run(tmp_path).ranks[1].spans
+    spans = job.read(tmp_path).ranks[1].spans
     replayed = spans.timing == schema.REPLAY_TIMING
 
     def facts(rows: Any) -> list[tuple[int, ...]]:
@@ -191,7 +149,7 @@ def test_the_host_in_a_phase_says_which_phase_is_replayed(job: Job, tmp_path: Pa
 
     (row,) = job.replay_rows()
     assert (row.name, row.step, row.microbatch, row.chunk, row.stage) == ("backward", 3, 5, 1, 2)
-    spans = job.run(tmp_path).ranks[1].spans
+    spans = job.read(tmp_path).ranks[1].spans
     (at,) = (spans.kind == schema.COLLECTIVE).nonzero()[0]
     assert (spans.step[at], spans.microbatch[at], spans.chunk[at], spans.stage[at]) == (3, 5, 1, 2)
 
@@ -210,7 +168,7 @@ def test_else_it_is_those_that_were_captured(job: Job, tmp_path: Path) -> None:
 
     (row,) = job.replay_rows()
     assert (row.name, row.step, row.microbatch) == ("forward+backward", 2, -1)
-    spans = job.run(tmp_path).ranks[1].spans
+    spans = job.read(tmp_path).ranks[1].spans
     collectives = spans.take(spans.kind == schema.COLLECTIVE)
     assert collectives.microbatch.tolist() == [0, 0, 1, 1]
     assert set(collectives.step.tolist()) == {2}
@@ -500,7 +458,7 @@ def test_outside_of_the_window_a_graph_is_listed_and_numbers_go_on(
 
         (row,) = job.replay_rows()
         assert (row.step, row.seq, firsts(row)) == (2, 2, [4])
-        spans = job.run(tmp_path).ranks[1].spans
+        spans = job.read(tmp_path).ranks[1].spans
         assert spans.bytes[spans.kind == schema.COLLECTIVE].tolist() == [1, 2]
 
 

@@ -121,7 +121,7 @@ def test_every_replay_is_read_without_a_synchronisation(job: StampedJob, tmp_pat
     assert set(rows.timing.tolist()) == {schema.GRAPH_STAMP_TIMING}
 
 
-def test_what_was_overwritten_is_counted(job: StampedJob, tmp_path: Path) -> None:
+def test_overwritten_stamps_are_counted(job: StampedJob, tmp_path: Path) -> None:
     with job.graph() as graph:
         job.all_reduce(1)
     for _ in range(100):
@@ -204,7 +204,7 @@ def test_a_stream_beside_the_computing_one_stalls_it_by_an_event(job: StampedJob
     assert intervals(job.spans(tmp_path / "stalls", schema.STALL), begin) == [(3.0, 5.0)]
 
 
-def test_what_is_waited_for_on_a_stream_beside_stalls_when_that_is_waited_for(job: StampedJob, tmp_path: Path) -> None:
+def test_a_wait_on_a_stream_beside_is_a_stall_once_that_stream_is_waited_for(job: StampedJob, tmp_path: Path) -> None:
     with job.graph() as graph:
         side, main = job.cuda.Stream(), job.stream
         work = job.all_reduce(3, asynchronous=True)
@@ -221,7 +221,7 @@ def test_what_is_waited_for_on_a_stream_beside_stalls_when_that_is_waited_for(jo
     assert intervals(job.spans(tmp_path / "stalls", schema.STALL), begin) == [(2.0, 3.0)]
 
 
-def test_what_nobody_is_seen_to_wait_for_ends_with_its_last_node(job: StampedJob, tmp_path: Path) -> None:
+def test_an_operation_that_nobody_is_seen_to_wait_for_ends_with_its_last_node(job: StampedJob, tmp_path: Path) -> None:
     with job.graph() as graph:
         work = job.all_reduce(2, asynchronous=True)
         job.run(5)
@@ -235,7 +235,7 @@ def test_what_nobody_is_seen_to_wait_for_ends_with_its_last_node(job: StampedJob
     assert [stamped[6] for stamped in mark["stamps"]] == [False]
 
 
-def test_what_cpp_waits_for_in_one_is_followed_by_functional_waits(job: StampedJob, tmp_path: Path) -> None:
+def test_waits_for_results_of_functional_operations_are_stamped(job: StampedJob, tmp_path: Path) -> None:
     assert job.devices is not None
     with job.graph() as graph:
         state = job.tracer.captures.state(job.tracer.groups.state(job.group))
@@ -275,7 +275,7 @@ def test_small_ones_are_stamped_first_and_then_one_in_sixteen(job: StampedJob) -
 
 
 def captured_without(job: StampedJob, capture: Callable[[], None], reason: str, **how: Any) -> SimulatedGraph:
-    """Capture what must not be stamped, and check that nothing was added and the reason is told."""
+    """Capture what must not be stamped, and check that nothing was added and the reason is recorded."""
     with job.graph(**how) as graph:
         capture()
     assert job.stamps_of(graph) == []
@@ -440,6 +440,30 @@ def test_the_memory_of_graphs_that_are_gone_is_used_again(job: StampedJob, tmp_p
     assert job.driver.calls("cuMemHostAlloc") == 2
 
 
+def test_a_number_that_another_graph_has_by_now_stamps_nothing(job: StampedJob) -> None:
+    with job.graph() as graph:
+        job.all_reduce(1)
+    (stamps,) = job.stamping._graphs.values()
+    earlier = stamps._native
+    job.driver.call("cuGraphDestroy", graph._graph)
+    job.driver.call("cuGraphExecDestroy", graph.executable)
+    job.core.pass_marks()
+
+    with job.graph() as later:
+        job.run(1)
+        *_, stamps = job.stamping._graphs.values()
+        assert earlier is not None
+        assert stamps._native is not None
+        assert (stamps._native[0], stamps._native != earlier) == (earlier[0], True)
+        assert job.core.stamps_before(stamps._native, 0) == 1
+        for handle in (earlier, None):
+            assert job.core.stamps_before(handle, 0) == "the stream is not captured"
+            assert job.core.stamp_start(handle, 0) == "the stream is not captured"
+        with pytest.raises(TypeError, match="graph id"):
+            job.core.stamps_before(earlier[0], 0)
+    assert job.stamps_of(later) == []
+
+
 def test_a_capture_that_fails_keeps_nothing(job: StampedJob) -> None:
     def capture(then: Callable[[], object]) -> None:
         with job.graph():
@@ -461,7 +485,6 @@ def test_a_capture_that_fails_keeps_nothing(job: StampedJob) -> None:
 def test_replays_whose_rows_are_lost_are_given_up(job: StampedJob) -> None:
     with job.graph():
         job.all_reduce(1)
-    assert job.stamping is not None
     (stamps,) = job.stamping._graphs.values()
     times = ReplayTimes(np.zeros(2, np.int64), 0)
     for replay in range(10_000):
@@ -482,7 +505,6 @@ def test_rows_after_the_end_of_the_recording_have_the_times_that_were_read(job: 
     graph.replay()
     job.cuda.advance(20 * MILLISECOND)
     job.core.pass_marks()
-    assert job.stamping is not None
     job.stamping.read()
     job.replays.uninstall()
 
@@ -491,7 +513,7 @@ def test_rows_after_the_end_of_the_recording_have_the_times_that_were_read(job: 
 
 
 @pytest.mark.parametrize("is_abandoned", [False, True])
-def test_what_was_refused_in_a_capture_is_not_waited_for_after_it(
+def test_an_operation_without_stamps_is_not_waited_for_after_its_capture(
     job: StampedJob, monkeypatch: pytest.MonkeyPatch, is_abandoned: bool
 ) -> None:
     num_marks = 0
@@ -504,7 +526,6 @@ def test_what_was_refused_in_a_capture_is_not_waited_for_after_it(
         num_marks += 1
         return Frontier("not known")
 
-    assert job.stamping is not None
     monkeypatch.setattr(GraphStamps, "about_to_launch", refuse)
     monkeypatch.setattr(GraphStamps, "frontier", frontier)
     side = job.cuda.Stream()
@@ -636,6 +657,31 @@ def test_the_devices_clock_is_followed_where_a_stamp_arrives_behind_its_launch(
     assert all(distance <= error + 1 for distance, error in zip(late, errors, strict=True))
 
 
+@pytest.mark.parametrize("call", range(1, 7))  # two launches for each try to take an anchor
+def test_anchors_are_taken_again_after_a_launch_was_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: int
+) -> None:
+    job = StampedJob(monkeypatch)
+    job.driver.set_globaltimer(ppm=80)
+    with job.recorded():
+        job.prepare()
+        with job.graph() as graph:
+            job.all_reduce(1)
+        job.driver.fail("cuLaunchKernel", simulated_driver.INVALID_VALUE, call)
+        job.cuda.advance(1000 * MILLISECOND)
+        job.recording.recorder.flush()
+        job.driver.fail("cuLaunchKernel", simulated_driver.SUCCESS)
+        for _ in range(10):
+            job.cuda.advance(1000 * MILLISECOND)
+            job.recording.recorder.flush()
+        begin = job.cuda.now_ns
+        graph.replay()
+        job.finish()
+
+    (start,) = job.spans(tmp_path, *COMMUNICATION).start.tolist()
+    assert abs(start - begin) < 4_000  # ns: by the anchors of before, it is 50,000 off
+
+
 def test_a_device_that_is_too_busy_for_an_anchor_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -659,7 +705,7 @@ def test_a_device_that_is_too_busy_for_an_anchor_holds_nothing_up(
 class Unready(StampedJob):
     """A job whose device cannot stamp."""
 
-    def told(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Capture, and return the warnings."""
         with self.recorded():
             self.cuda.reading_ns = 20_000
@@ -687,21 +733,21 @@ def test_a_device_that_cannot_stamp_says_why_once(
 ) -> None:
     job = Unready(monkeypatch)
     job.driver.fail(function, status)
-    (message,) = job.told()
+    (message,) = job.warnings()
     assert reason in message
 
 
 def test_a_clock_that_does_not_go_as_the_hosts_switches_stamps_off(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Unready(monkeypatch)
     job.driver.set_globaltimer(ppm=150_000)
-    (message,) = job.told()
+    (message,) = job.warnings()
     assert "1 ms apart" in message
 
 
 def test_old_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Unready(monkeypatch)
     job.driver.set_version(11080)
-    (message,) = job.told()
+    (message,) = job.warnings()
     assert "CUDA 12.0" in message
 
     job = Unready(monkeypatch)

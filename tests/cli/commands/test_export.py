@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import commtrace
 from commtrace.cli.main import app
 from commtrace.exporters import perfetto
-from commtrace.sql import TABLES
+from commtrace.python.sql import TABLES
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
 from tests.two_ranks import write_two_ranks

@@ -14,9 +14,10 @@ from typer.testing import CliRunner, Result
 from commtrace.cli.main import app
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+from commtrace.synth import Fault
 from tests.interchange.aceso.aceso_files import configuration, small_profile
 from tests.json_schemas import errors
-from tests.search.synthetic import LAYOUT, MODEL, record
+from tests.planning.search.synthetic import LAYOUT, MODEL, record
 
 
 def run_search(*words: object) -> Result:
@@ -97,6 +98,24 @@ def test_a_recorded_layout_that_does_not_fit_is_said_to(run: Path, tmp_path: Pat
 
     assert "The recorded layout does not fit: it needs " in printed
     assert " can be ranked: measure some of the candidates below." in printed
+
+
+@pytest.mark.parametrize(
+    ("fault", "beginnings"),
+    [
+        ("slow-rank=3:1.3", ["The recorded steps have a straggler: rank 3 on node0, compute: "]),
+        ("uneven-stage=1:1.5", []),  # other layouts divide the layers otherwise
+    ],
+)
+def test_a_straggler_of_the_recorded_steps_is_named(tmp_path: Path, fault: str, beginnings: list[str]) -> None:
+    layout = replace(LAYOUT, tp=1, microbatches=4, expert_tp=0)
+    path = record(tmp_path / "run", layout, faults=(Fault.parse(fault),), steps=12)
+    words = (path, job(tmp_path, layout=layout), "--memory", "200", "--top", "1", "--json")
+    notes = [note for note in json.loads(run_search(*words).stdout)["notes"] if "have a straggler" in note]
+    named = json.loads(CliRunner().invoke(app, ["straggler", str(path), "--json"]).stdout)["findings"]
+
+    assert [one["kind"] for one in named] == ["slow"]
+    assert [note[: len(beginning)] for note, beginning in zip(notes, beginnings, strict=True)] == beginnings
 
 
 @pytest.mark.parametrize("microbatches", [4, 8, 16, 32])

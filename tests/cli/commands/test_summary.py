@@ -19,7 +19,8 @@ from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.summary import summarise
 from commtrace.cli.commands.summary import print_summary
 from commtrace.cli.main import app
-from commtrace.synth import Job, synthesize
+from commtrace.cli.output import milliseconds
+from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
 from tests.factory import collective, group, make_run, span, stall
@@ -53,6 +54,17 @@ def test_the_header_says_what_is_shown() -> None:
         "Steps 1–4: 4 used; left out: step 0 (warm-up)",
         "Clocks: shared clock",
     ]
+
+
+def test_several_stragglers_are_followed_by_what_they_cost_together() -> None:
+    faults = (Fault("slow-rank", (1,), 1.5), Fault("data", (2,), 30.0))
+    run = synthesize(Job(dp=4, steps=12, faults=faults)).run
+    summary, output = summarise(run), printed(run)
+
+    assert [straggler.rank for straggler in summary.stragglers] == [1, 2]
+    assert summary.to_json()["together_ms_per_step"] == summary.together_ms_per_step > 0
+    assert output.count("Together they cost") == 1
+    assert f"Together they cost {milliseconds(summary.together_ms_per_step * 1e6)} ms per step." in output
 
 
 def test_the_engine_that_recorded_is_among_what_was_captured() -> None:

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from commtrace.cli.commands.top import draw, pause_seconds
 from commtrace.cli.main import app
-from commtrace.top.frame import Frame, RankRow, Slow, choose_ranks
-from commtrace.top.from_files import make_frame
+from commtrace.live.top.frame import Frame, RankRow, Slow, choose_ranks
+from commtrace.live.top.from_files import make_frame
 from tests.e2e.launch import REPOSITORY
 from tests.factory import EPOCH_NS
+from tests.live.top.made_frames import MS, newest, two_ranks
 from tests.pipeline_factory import PipelineJob
-from tests.top.made_frames import MS, newest, two_ranks
 from tests.trace.rows import write_run
 
 runner = CliRunner()

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 import commtrace
-from commtrace import session
+from commtrace.recording import session
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.schema import Row
 

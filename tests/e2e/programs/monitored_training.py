@@ -17,8 +17,8 @@ import torch.distributed as dist
 import commtrace
 import commtrace.auto
 import commtrace.live.collector as live
-from commtrace import session
 from commtrace.live.summary import DeviceMemory
+from commtrace.recording import session
 from commtrace.trace import schema
 
 WORK_SECONDS, SLOW_SECONDS, SLOW_RANK = 0.05, 0.1, 1

@@ -137,7 +137,7 @@ def send_weights() -> None:
 
 def await_members() -> None:
     """Wait until all members of groups over worlds have been heard of, which is asked for in each pass."""
-    from commtrace import session
+    from commtrace.recording import session
 
     assert session._current is not None
     groups = session._current.tracer.groups

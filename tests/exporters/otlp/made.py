@@ -91,7 +91,7 @@ def spans_of(
 ) -> list[ReadableSpan]:
     """The spans that a rank makes of these rows."""
     chosen = span_filter or SpanFilter("modules", world_size=WORLD_SIZE)
-    job = ExportedStep(
+    exported = ExportedStep(
         summary=summary(live.rank, step),
         rows=chosen.rows(rows, step),
         job_steps=[own_job_step(one) for one in rows if one.kind == schema.STEP and live.rank == chosen.first_rank],
@@ -100,7 +100,7 @@ def spans_of(
         clock_error_ns=20,
         dropped=0,
     )
-    return list(SpanMaker(live, chosen, lambda: RESOURCE).spans(job._replace(**changes)))
+    return list(SpanMaker(live, chosen, lambda: RESOURCE).spans(exported._replace(**changes)))
 
 
 def job_spans(step: int = 0, span_filter: SpanFilter | None = None) -> dict[int, list[ReadableSpan]]:

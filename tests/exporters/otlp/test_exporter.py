@@ -23,7 +23,7 @@ from commtrace.exporters.otlp.exporter import OtlpExporter, open_otlp
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import trace_id
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 from tests.exporters.otlp.made import (
     EPOCH_NS,
     RUN,

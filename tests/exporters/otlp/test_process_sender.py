@@ -17,12 +17,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from commtrace import side_process
 from commtrace.config import Config, OtlpConfig
 from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp import process_sender as process_module
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.process_sender import ProcessSender
+from commtrace.trace.files import side_process
 from tests.e2e.launch import REPOSITORY
 from tests.exporters.otlp.made import SECONDS, live_rank, run_steps
 from tests.exporters.otlp.receiver import attributes, receiving

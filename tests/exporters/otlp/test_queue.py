@@ -17,12 +17,12 @@ from commtrace.exporters.otlp.queue import (
     Account,
     ExportedStep,
     HeldJobSteps,
-    JobQueue,
     SpanFilter,
+    StepQueue,
 )
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
-from commtrace.options import OTLP_LEVELS
+from commtrace.recording.options import OTLP_LEVELS
 from commtrace.trace import schema
 from tests.exporters.otlp.made import WORLD_SIZE, live_rank
 from tests.exporters.prometheus.steps import summary
@@ -57,7 +57,7 @@ def test_rows_are_chosen_by_the_step_that_they_bear() -> None:
     assert span_filter.rows([row(kind=schema.COLLECTIVE, step=10)], step=10) == []
 
 
-def job(rows: int, *, is_root: bool = False, findings: int = 0) -> ExportedStep:
+def step(rows: int, *, is_root: bool = False, findings: int = 0) -> ExportedStep:
     events = [LiveEvent("silent", 0.0, 1, "alpha", "…")] * findings
     roots = (JobStep(0, 0, 0, 1, 1),) if is_root else ()
     return ExportedStep(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
@@ -65,12 +65,12 @@ def job(rows: int, *, is_root: bool = False, findings: int = 0) -> ExportedStep:
 
 def test_jobs_that_do_not_fit_are_dropped_and_counted() -> None:
     account = Account()
-    queue = JobQueue(account, most_spans=10)
+    queue = StepQueue(account, most_spans=10)
     for rows in (6, 7, 2):
-        queue.put(job(rows, is_root=True))
+        queue.put(step(rows, is_root=True))
 
-    jobs = (queue.get(0) for _ in range(2))
-    assert [job and job.num_spans for job in jobs] == [7, 3]
+    steps = (queue.get(0) for _ in range(2))
+    assert [each and each.num_spans for each in steps] == [7, 3]
     assert queue.get(0) is None
     assert account.produced == 7 + 8 + 3
     assert account.dropped == {QUEUE_FULL: 5 + 3, REFUSED: 0, UNANSWERED: 0, AT_THE_END: 0}
@@ -78,9 +78,9 @@ def test_jobs_that_do_not_fit_are_dropped_and_counted() -> None:
 
 def test_jobs_are_taken_again_after_room_was_made() -> None:
     account = Account()
-    queue = JobQueue(account, most_spans=4)
+    queue = StepQueue(account, most_spans=4)
     for _ in range(5):
-        queue.put(job(4))
+        queue.put(step(4))
         assert queue.get(0) is not None
 
     assert account.total_dropped == 0
@@ -102,11 +102,11 @@ def test_closing_drops_the_rest_and_nothing_counts_afterwards() -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 2), st.booleans()), max_size=30))
 def test_produced_is_sent_plus_dropped_plus_waiting(puts: list[tuple[int, bool, int, bool]]) -> None:
     account = Account()
-    queue = JobQueue(account, most_spans=12)
+    queue = StepQueue(account, most_spans=12)
     waiting = 0
     for rows, is_root, findings, takes in puts:
         before = account.total_dropped
-        one = job(rows, is_root=is_root, findings=findings)
+        one = step(rows, is_root=is_root, findings=findings)
         queue.put(one)
         waiting += one.num_spans - (account.total_dropped - before)
         if takes and (got := queue.get(0)) is not None:
@@ -118,15 +118,15 @@ def test_produced_is_sent_plus_dropped_plus_waiting(puts: list[tuple[int, bool, 
 
 def test_steps_that_wait_together_are_taken_together_as_long_as_they_fit() -> None:
     account = Account()
-    queue = JobQueue(account)
+    queue = StepQueue(account)
     for rows in (3, 4, 3, 1, 9):
-        queue.put(job(rows))
+        queue.put(step(rows))
 
     taken = []
     while (first := queue.get(0)) is not None:
         taken.append([one.num_spans for one in queue.get_with(first, 8)])
     assert taken == [[3, 4], [3, 1], [9]]
-    queue.put(job(50_000))
+    queue.put(step(50_000))
     assert account.total_dropped == 0
 
 

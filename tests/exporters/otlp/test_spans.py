@@ -184,9 +184,10 @@ def test_late_rows_go_to_the_trace_of_their_own_step_and_those_of_no_step_to_the
 
 def test_a_step_that_is_repeated_is_another_span() -> None:
     maker = SpanMaker(live_rank(0), SpanFilter("steps", world_size=4), lambda: RESOURCE)
-    job = ExportedStep(summary(0, 1), step_rows(0, 1)[:1], (), (), 0, 0, 0)
+    exported = ExportedStep(summary(0, 1), step_rows(0, 1)[:1], (), (), 0, 0, 0)
     first, second = [
-        list(maker.spans(job._replace(job_steps=(JobStep(1, repetition, 1_000, 2_000, 1),)))) for repetition in range(2)
+        list(maker.spans(exported._replace(job_steps=(JobStep(1, repetition, 1_000, 2_000, 1),))))
+        for repetition in range(2)
     ]
 
     assert len({span_id(span) for span in (*first, *second)}) == 4

@@ -30,7 +30,7 @@ from commtrace.exporters.prometheus.exporter import (
     open_prometheus,
     reachable,
 )
-from commtrace.recorder import Recorder
+from commtrace.recording.recorder import Recorder
 from tests.exporters.prometheus.steps import rank, summary
 from tests.free_ports import free_port
 from tests.trace.rows import mark, metadata

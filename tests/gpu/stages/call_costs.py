@@ -23,7 +23,7 @@ from bench.engines import OFF, PROFILER, engines, recording
 from bench.thread_time import native_threads_ns, python_threads_ns
 from commtrace import _native
 from commtrace.capture.device.clock import CudaClock
-from commtrace.options import NATIVE
+from commtrace.recording.options import NATIVE
 from tests.gpu.stages.stage import Answers, run_stage, sized, start_one_rank, synchronize
 
 SECONDS: Final = 95.0

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import commtrace
 from bench.engines import engines, faults_of_recording, recorded_rows, why_not_native
-from commtrace.options import NATIVE, PYTHON
+from commtrace.recording.options import NATIVE, PYTHON
 from tests.gpu.kernels import is_exact
 from tests.gpu.stages.stage import Answers, run_stage, start_one_rank, synchronize
 

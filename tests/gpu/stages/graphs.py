@@ -12,7 +12,6 @@ import ctypes
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,7 @@ import torch
 
 from bench.engines import OFF, environment, why_not_native
 from commtrace import _native
-from commtrace.options import NATIVE, STAMPS
+from commtrace.recording.options import NATIVE, STAMPS
 from tests.gpu import replays
 from tests.gpu.jobs import BACKENDS
 from tests.gpu.stages.driver import Driver, libcuda
@@ -112,15 +111,15 @@ class Bench:
         graph_id = next(self._graph_ids)
         events: list[ctypes.c_void_p] = []
         self("cuStreamBeginCapture_v2", self.stream, 2)
-        number = self.core.begin_stamps(graph_id) if variant == "stamps" else None
-        assert not isinstance(number, str), number
+        stamps = self.core.begin_stamps(graph_id) if variant == "stamps" else None
+        assert not isinstance(stamps, str), stamps
         for at in range(kernels):
-            with self._marked(variant, number, events) if at % marked_each == 0 else nothing_around():
+            with self._marked(variant, stamps, events) if at % marked_each == 0 else nothing_around():
                 self.kernel(microseconds)
         handle, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self("cuStreamEndCapture", self.stream, ctypes.byref(handle))
-        if number is not None:
-            self.core.close_stamps(number, graph_id, True)
+        if stamps is not None:
+            self.core.close_stamps(stamps, True)
         begin = time.perf_counter_ns()
         self("cuGraphInstantiateWithFlags", ctypes.byref(executable), handle, ctypes.c_ulonglong(0))
         taken_ns = time.perf_counter_ns() - begin
@@ -135,13 +134,13 @@ class Bench:
         )
 
     @contextmanager
-    def _marked(self, variant: str, number: int | None, events: list[ctypes.c_void_p]) -> Iterator[None]:
+    def _marked(self, variant: str, stamps: tuple[int, int] | None, events: list[ctypes.c_void_p]) -> Iterator[None]:
         if variant == "stamps":
-            before = self.core.stamps_before(number, 0)
+            before = self.core.stamps_before(stamps, 0)
             yield
-            started = self.core.stamp_start(number, before)
+            started = self.core.stamp_start(stamps, before)
             assert not isinstance(started, str), started
-            ended = self.core.stamp_end(number, 0, before, started[1])
+            ended = self.core.stamp_end(stamps, 0, before, started[1])
             assert not isinstance(ended, str), ended
             return
         self._event(variant, events)
@@ -290,15 +289,16 @@ def count_replays(answers: Answers, bench: Bench) -> None:
     lost_before = bench.core.stamps_lost()
     for _ in range(replays_made):
         graph.launch()
-    found: dict[int, Any] = {}
+    stamps: dict[int, Any] = {}  # by replay
     deadline = time.monotonic() + 10
-    while len(found) < replays_made and time.monotonic() < deadline:
-        read = [one for one in bench.core.take_stamps() if one[0] == graph.id]
-        found |= {replay: np.frombuffer(times, np.int64) for _, replay, _, times in read}
+    while len(stamps) < replays_made and time.monotonic() < deadline:
+        for graph_id, replay, _, times in bench.core.take_stamps():
+            if graph_id == graph.id:
+                stamps[replay] = np.frombuffer(times, np.int64)
         bench.driver("cuStreamQuery", bench.stream)
         time.sleep(0.0005)
     lost = bench.core.stamps_lost() - lost_before
-    whole = [times for times in found.values() if (times >= 0).all()]
+    whole = [times for times in stamps.values() if (times >= 0).all()]
     took = [int(times.max() - times.min()) / 1e3 for times in whole]
     events = by_events(bench, replays_made)
     misses = [] if len(whole) == replays_made else [f"stamps of {replays_made - len(whole)} replays are missing"]
@@ -342,8 +342,8 @@ def compare_with_kernels(answers: Answers) -> None:
     """Compare stamps of two NCCL ranks with kernels of torch.profiler, and results and steps with those without."""
     for backend in BACKENDS:
         outputs = {variant: answers.output / f"{backend}-{variant}" for variant in (OFF, "replays", STAMPS)}
-        with ThreadPoolExecutor(1) as pool:  # one after the other: their steps are timed
-            failures = dict(zip(outputs, pool.map(failure, [backend] * 3, outputs, outputs.values()), strict=True))
+        # One after the other: their steps are timed.
+        failures = {variant: failure(backend, variant, output) for variant, output in outputs.items()}
         failed = [f"{variant}: {text}" for variant, text in failures.items() if text]
         if failed:
             answers.add("stamps against kernels", f"{backend}: not recorded", NATIVE, misses=failed)

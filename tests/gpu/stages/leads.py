@@ -38,7 +38,7 @@ def main(answers: Answers) -> None:
             time.sleep(0.7)  # the files are open
             marked(device)
             synchronize()
-        answers.add(QUESTION, "; ".join(told(folder)), engine)
+        answers.add(QUESTION, "; ".join(sentences(folder)), engine)
     dist.destroy_process_group()
 
 
@@ -104,27 +104,26 @@ def hogged() -> Iterator[None]:
         thread.join()
 
 
-def told(folder: object) -> Iterator[str]:
+def sentences(folder: object) -> Iterator[str]:
     """Yield a sentence on each situation, from the recording."""
     leads: dict[str, list[int]] = {}
     for row in recorded_rows(str(folder)):
         if row["kind"] == "user":
             leads.setdefault(row["name"], []).append(row["start_lead_us"])
-    for name, own in leads.items():
+    for name, leads_us in leads.items():
         if name != "waits":
-            yield f"{name}: {described(own)}"
+            yield f"{name}: {described(leads_us)}"
 
 
 def described(leads: Sequence[int]) -> str:
     """Return the distribution of leads, µs, and how many are small by several limits."""
     known = sorted(lead for lead in leads if lead >= schema.LEAST_LEAD_US)
-    others = f", {len(leads) - len(known)} of {len(leads)} without" if len(known) < len(leads) else ""
+    without = f", {len(leads) - len(known)} of {len(leads)} without" if len(known) < len(leads) else ""
     if not known:
-        return f"none known{others}"
+        return f"none known{without}"
     small = ", ".join(f"{sum(lead < known[0] + limit for lead in known)} below +{limit}" for limit in LIMITS_US)
-    return (
-        f"least {known[0]} µs, median {statistics.median(known):.0f}, most {known[-1]}; {small} of {len(known)}{others}"
-    )
+    span = f"least {known[0]} µs, median {statistics.median(known):.0f}, most {known[-1]}"
+    return f"{span}; {small} of {len(known)}{without}"
 
 
 if __name__ == "__main__":

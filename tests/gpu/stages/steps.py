@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import torch
 
 from bench.engines import OFF, PROFILER, engines
-from commtrace.options import NATIVE
+from commtrace.recording.options import NATIVE
 from tests.gpu.stages.stage import Answers, run_job, run_stage, sized
 
 

@@ -21,7 +21,7 @@ from commtrace.interchange.aceso.division import OperatorChain
 from commtrace.interchange.aceso.prediction import predict
 from commtrace.interchange.aceso.profile import AcesoProfile, Case, read_aceso_profile
 from commtrace.interchange.aceso.search import AcesoFound, fullest_mib, search_aceso
-from commtrace.search.megatron import megatron_arguments
+from commtrace.planning.search.megatron import megatron_arguments
 from tests.interchange.aceso.aceso_files import GPT, HEADER
 from tests.reference import reference_data
 

@@ -1,4 +1,4 @@
-"""importers/inspector.py: the JSON lines of NCCL Inspector and RCCL Inspector."""
+"""interchange/dumps/inspector.py: the JSON lines of NCCL Inspector and RCCL Inspector."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from commtrace.live.monitoring.findings import BACK, CHANGED, CLEARED, FOUND, SILENT, LiveEvent
+from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay
 from commtrace.live.monitoring.watch import Watch
 from commtrace.trace.metadata import DeviceState
 from tests.live.monitoring.window_reports import MS, SECONDS, report
@@ -116,6 +117,23 @@ def test_it_is_reported_once_and_cleared_when_it_is_over() -> None:
     watch, events = watched(4, watch=watch, begin=6)
     assert [(event.kind, event.rank, event.time) for event in events] == [(CLEARED, 5, 28.0)]
     assert watch.stragglers == []
+
+
+def test_a_rank_that_is_slow_again_is_not_told_what_a_replay_said_of_the_first_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It launches late in the first stretch only, of which steps are replayed."""
+    watch = Watch(8, SECONDS)
+    replayed = Priced({5: Price(12e6)}, (), {5: 15e6}, {5: ""}, {}, {5: None}, late=frozenset({5}))
+    monkeypatch.setattr("commtrace.live.monitoring.watch.price", lambda *_: replayed)
+    monkeypatch.setattr(SampledReplay, "newest", lambda *_: object())
+    _, (first,) = watched(2, {5: (60, 5, 0, 20)}, watch=watch)
+    monkeypatch.setattr(SampledReplay, "newest", lambda *_: None)
+    watched(4, watch=watch, begin=2)
+    _, (again,) = watched(2, {5: (60, 5, 0, 20)}, watch=watch, begin=6)
+
+    assert [event.straggler and event.straggler.cause for event in (first, again)] == ["late_launch", "unknown"]
+    assert [event.straggler and event.straggler.cost_ms_per_step for event in (first, again)] == [12.0, 15.0]
 
 
 def test_a_rank_at_the_limit_does_not_flicker() -> None:
@@ -336,7 +354,7 @@ def test_a_rank_that_stops_reporting_is_told_and_told_again_when_it_is_back() ->
         events += watch.join(reports, now=(window + 1) * SECONDS)
     assert [(event.kind, event.rank) for event in events] == [(SILENT, 6)]
     assert "Rank 6 on node1 has not reported for 16 s" in events[0].sentence
-    assert watch.silent == [6]
+    assert watch.reporting.silent == [6]
     _, events = watched(1, watch=watch, begin=9)
     assert [(event.kind, event.rank) for event in events] == [(BACK, 6)]
 
@@ -348,7 +366,7 @@ def test_a_rank_that_has_ended_in_order_is_not_silent() -> None:
         reports = [report(0, window, steps=0), *(report(rank, 2, steps=0, ended=True) for rank in range(1, 8))]
         events += watch.join(reports, now=(window + 1) * SECONDS)
     assert events == []
-    assert watch.silent == []
+    assert watch.reporting.silent == []
 
 
 def test_a_slow_rank_without_peers_in_a_window_is_not_cleared_for_that() -> None:

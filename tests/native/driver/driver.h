@@ -46,7 +46,16 @@ int64_t plus(int64_t start_ns, int64_t duration_ns);
 
 /* -------- handles.c: what a handle stands for -------------------------------------------------------------------- */
 
-enum handle_kind { CONTEXT_HANDLE = 1, STREAM_HANDLE, EVENT_HANDLE, GRAPH_HANDLE, NODE_HANDLE, EXEC_HANDLE, MODULE_HANDLE, OBJECT_HANDLE };
+enum handle_kind {
+    CONTEXT_HANDLE = 1,
+    STREAM_HANDLE,
+    EVENT_HANDLE,
+    GRAPH_HANDLE,
+    NODE_HANDLE,
+    EXEC_HANDLE,
+    MODULE_HANDLE,
+    OBJECT_HANDLE,
+};
 
 struct slot {
     void *object; /* NULL: free */

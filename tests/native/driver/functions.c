@@ -372,7 +372,9 @@ CUresult cuUserObjectCreate(CUuserObject *object, void *data, CUhostFn destroy, 
                             unsigned int flags)
 {
     ENTER(cuUserObjectCreate);
-    return leave(flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC ? create_user_object(object, data, destroy, references) : CUDA_ERROR_INVALID_VALUE);
+    if (flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    return leave(create_user_object(object, data, destroy, references));
 }
 
 CUresult cuUserObjectRelease(CUuserObject object, unsigned int count)

@@ -1,4 +1,4 @@
-"""Arrays made from buffers equal those of ``pyarrow.array``, and a rank that records does not load pandas for them."""
+"""Arrays are made and read as pyarrow does it; but ranks that record, and commands, do not load pandas for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.trace.files.arrays import index_array, number_array, text_array
+from commtrace.trace.files.arrays import index_array, is_there, number_array, numbers, text_array
 
 KINDS = [pa.int8(), pa.int32(), pa.int64()]
 
@@ -45,6 +45,16 @@ def test_indices_of_which_some_are_missing(kind: pa.DataType, codes: list[int]) 
 @given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=40))
 def test_texts_of_which_some_are_missing(values: list[str | None]) -> None:
     assert whole(text_array(values)).equals(pa.array(values, pa.string()))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, pa.int16(), pa.bool_(), pa.uint32(), pa.float64()])
+@given(values=st.lists(st.none() | st.integers(0, 1), max_size=40), first=st.integers(0, 40))
+def test_numbers_of_which_some_are_missing(kind: pa.DataType, values: list[int | None], first: int) -> None:
+    array = pa.array(values, pa.int64()).cast(kind)[first:]  # a part of another one, as those of a batch are
+    there = is_there(array)
+    assert there.tolist() == array.is_valid().to_pylist()
+    assert numbers(array)[there].tolist() == [value for value in array.to_pylist() if value is not None]
+    assert is_there(pa.nulls(3)).tolist() == [False] * 3
 
 
 def test_columns_that_are_views_of_others() -> None:
@@ -88,3 +98,19 @@ def test_a_process_that_records_does_not_load_pandas(tmp_path: Path) -> None:
     )
     assert rank.stdout == "False\n", rank.stderr
     assert list(tmp_path.glob("rank-00000/spans-*.arrows"))
+
+
+_READER = """
+import sys
+from commtrace.analysis.chain import analyse
+assert analyse(sys.argv[1]).steps.used == (1, 2)
+print("pandas" in sys.modules)
+"""
+
+
+def test_a_command_does_not_load_pandas_to_read(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _RANK, str(tmp_path)], capture_output=True, check=True, timeout=120)
+    reader = subprocess.run(
+        [sys.executable, "-c", _READER, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert reader.stdout == "False\n", reader.stderr

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.analysis.formatting import format_ranges, format_ranks, ranges
 from commtrace.analysis.memory import peak_memory
 from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.output import UNKNOWN, binary_bytes, num_bytes, wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.planning.call_counts import count_calls
 from commtrace.planning.comparison import (
     MemoryRow,

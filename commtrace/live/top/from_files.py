@@ -1,0 +1,436 @@
+"""Make frames from the files of a running job, by analysing its newest steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
+from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.clocks.time_of_day import wall_clock_ns
+from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, Ending, find_endings
+from commtrace.analysis.matching.arrivals import reports_activity
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.operations import is_kernel_trace
+from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
+from commtrace.analysis.steps.inference import infer_steps
+from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.errors import ConfigurationError, TraceFormatError
+from commtrace.findings.causes import HOST, OF_DIVISION, RANKS
+from commtrace.findings.formatting import format_duration, format_ranks
+from commtrace.live.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
+from commtrace.trace import schema
+from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.files.tail import Newest, RunTail
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, read_file
+from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.selection import StepRange
+
+MONITOR_FILE: Final = "monitor.json"
+STEPS_SHOWN: Final = "steps shown"
+MONITOR: Final = "monitor"
+BOTH: Final = "monitor and the steps shown"
+
+_STEPS_BEFORE_STALLED: Final = 10
+_LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
+"""A job is stalled if a step takes this many times as long as usual, and at least this long."""
+
+_NOT_SEEN: Final = "Not, or no longer, in the steps shown."
+_PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation": "evaluation"}
+"""Phases in which no step ends."""
+
+_OLD_MONITOR_SECONDS: Final = 60.0
+_MOST_REPEATED: Final = 3
+_LARGEST_STATUS: Final = 64 << 20
+_RANKS_WITH_ALL_STEPS: Final = 256
+_FEWEST_STEPS: Final = Thresholds().fewest_steps
+
+
+class FileSource:
+    """Makes frames of a run directory: of its ``last`` steps, 0 for :func:`steps_of`."""
+
+    def __init__(self, path: str | Path, last: int, ask: AskProcess = unknown_process) -> None:
+        self._path = path
+        self._last = last
+        self._ask = ask
+        self._ranks = 0
+        self._tail = RunTail(path)
+
+    def look(self) -> Frame:
+        """Return the present frame.
+
+        Raises:
+            RunNotFoundError: nothing was recorded there, or nothing yet.
+            TraceFormatError: the files were written by a newer, incompatible commtrace.
+        """
+        began = time.monotonic_ns()
+        last = self._last or steps_of(self._ranks or _count_ranks(self._path))
+        newest = self._tail.read(last)
+        self._ranks = len(newest.run.ranks)
+        lowest = min(newest.run.ranks)
+        before = self._tail.sample_durations(lowest)
+        monitor: MonitorFile | None = None
+        damaged: tuple[str, ...] = ()
+        try:
+            monitor = read_monitor(newest.run.path)
+        except TraceFormatError as error:
+            damaged = (str(error),)
+        frame = make_frame(newest, last, time.time_ns(), before, monitor, self._ask)
+        frame = replace(frame, notes=(*frame.notes, *damaged))
+        return replace(frame, source=str(newest.run.path), took_ns=time.monotonic_ns() - began)
+
+
+def steps_of(ranks: int) -> int:
+    """Return the number of steps to show of a job of this size: a look costs in proportion to both."""
+    return min(MOST_STEPS, max(_FEWEST_STEPS, MOST_STEPS * _RANKS_WITH_ALL_STEPS // max(ranks, 1)))
+
+
+def _count_ranks(path: str | Path) -> int:
+    return sum(1 for _ in find_run_directory(Path(path)).glob("rank-*"))
+
+
+def read_monitor(directory: Path) -> MonitorFile | None:
+    """Return the newest state that the monitor wrote, None without one; raise TraceFormatError if it is damaged."""
+    path = directory / MONITOR_FILE
+    try:
+        status: MonitorFile = decode_json(read_file(path, _LARGEST_STATUS), MonitorFile)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TraceFormatError(f"{path} is not a valid state of the monitor and was left out ({error}).") from None
+    return msgspec.convert(all_printable(msgspec.to_builtins(status)), MonitorFile)
+
+
+class MonitorStraggler(msgspec.Struct, frozen=True):
+    """One of its stragglers, with the fields of :class:`commtrace.live.monitoring.findings.LiveStraggler`."""
+
+    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MOST_RANKS)]
+    host: str
+    cause: str
+    cost_ms_per_step: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)] | None
+    evidence: str
+    since: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    who: str = ""
+    place: str = RANKS
+    since_step: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    since_within_steps: Annotated[int, msgspec.Meta(ge=0)] = 0
+    ranks: tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)], ...] = ()
+
+
+class MonitorFile(msgspec.Struct, frozen=True):
+    """The part of ``monitor.json`` that is shown; ``time`` in epoch seconds."""
+
+    time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
+    stragglers: Annotated[tuple[MonitorStraggler, ...], msgspec.Meta(max_length=100_000)] = ()
+    abstentions: tuple[str, ...] = ()
+
+
+def make_frame(
+    newest: Newest,
+    last: int,
+    now_ns: int,
+    before: Sequence[int] = (),
+    monitor: MonitorFile | None = None,
+    ask: AskProcess = unknown_process,
+) -> Frame:
+    """Return the frame of the rows that were read; ``before`` are durations of steps of the run so far, ns."""
+    run, steps = _run_and_steps(newest, last)
+    run = separate_attempts(run)
+    endings = find_endings(run, now_ns, ask)
+    analysis = _analysed(run, steps)
+    means = rank_means(analysis.run, analysis.partition, analysis.matches) if analysis else []
+    findings = _stragglers(analysis)
+    step_ns = _median([int(ns) for ns in _durations(run, steps)])
+    used = analysis.steps.used if analysis else ()
+    shown = [steps.first, steps.end - 1] if steps else [None, None]
+    first, final = (used[0], used[-1]) if used else shown
+    by_rank = {mean.rank: mean for mean in means}
+    waits = _waits(analysis.run, analysis.matches) if analysis else {}
+    rows = [
+        _row(trace, newest.last_steps.get(rank, -1), endings[rank], by_rank.get(rank), waits.get(rank), used)
+        for rank, trace in run.ranks.items()
+    ]
+    return Frame(
+        source=str(run.path),
+        time_ns=now_ns,
+        run_id=run.any_metadata.run_id,
+        world_size=run.world_size,
+        hosts=len({trace.metadata.node for trace in run.ranks.values()}),
+        first_step=first,
+        last_step=final,
+        num_steps=len(used),
+        step_ns=step_ns,
+        before_ns=_median(before) if len(before) > last else None,
+        before=f"{len(before)} steps of rank {min(run.ranks)}, from all over the run" if len(before) > last else "",
+        ranks=tuple(rows),
+        stragglers=_each_once(
+            [*_from_monitor(monitor, now_ns)],
+            [*_from_steps(findings)],
+            judged=analysis is not None and not findings.abstentions,
+        ),
+        abstentions=tuple(dict.fromkeys([*findings.abstentions, *_abstentions_of_monitor(monitor, now_ns)])),
+        notes=tuple(_notes(run, rows, endings, steps, analysis, step_ns or _median(before), now_ns, monitor)),
+    )
+
+
+def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
+    """Note a restart of the job, and repeated steps among those shown."""
+    launch = run.any_metadata.attempt
+    if launch:
+        yield (
+            f"Attempt {launch + 1} of the job is shown. Steps that it does again beside those of attempt {launch}: "
+            f"commtrace summary {run.path}"
+        )
+    again = [one for one in repeated_steps([LaunchSteps.of(run)]) if steps is not None and one.step in steps]
+    for step in again[-_MOST_REPEATED:]:
+        durations = ", ".join(f"attempt {one.attempt} took {format_duration(one.duration_ns)}" for one in step.attempts)
+        yield f"Step {step.step} was done {len(step.attempts)} times: {durations}. The last one is shown."
+
+
+def _run_and_steps(newest: Newest, last: int) -> tuple[Run, StepRange | None]:
+    """Return the run, with inferred steps if it marks none, and the steps to show; None if there are none."""
+    if newest.end > newest.first:
+        return newest.run, StepRange(newest.first, newest.end)
+    inferred = infer_steps(newest.run)
+    if inferred is None:
+        return newest.run, None
+    ends = [own[-1] for trace in inferred.ranks.values() if len(own := _step_numbers(trace))]
+    if not ends:
+        return newest.run, None
+    end = int(min(ends)) + 1
+    return inferred, StepRange(max(end - last, 0), end)
+
+
+def _step_numbers(trace: RankTrace) -> np.ndarray:
+    return np.unique(trace.spans.step[trace.spans.kind == schema.STEP])
+
+
+def _analysed(run: Run, steps: StepRange | None) -> Analysis | None:
+    if steps is None:
+        return None
+    try:
+        analysis = analyse(run, str(steps))
+    except ConfigurationError:
+        return None  # no step has ended on all ranks
+    return analysis if analysis.steps.used else None
+
+
+def _durations(run: Run, steps: StepRange | None) -> np.ndarray:
+    found = [np.empty(0, np.int64)]
+    for trace in run.ranks.values() if steps else ():
+        rows = (trace.spans.kind == schema.STEP) & steps.mask(trace.spans.step)  # type: ignore[union-attr]
+        found.append(trace.spans.end[rows] - trace.spans.start[rows])
+    return np.concatenate(found)
+
+
+def _median(values: Sequence[int]) -> int | None:
+    return int(np.median(values)) if len(values) else None
+
+
+def _stragglers(analysis: Analysis | None) -> Findings:
+    if analysis is None or any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
+        return Findings()
+    return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
+
+
+def _waits(run: Run, matches: Matches) -> dict[int, dict[int, int]]:
+    """Return the wait of each rank for each other one, ns over all steps."""
+    found: dict[int, dict[int, int]] = {}
+    for rank, trace in run.ranks.items():
+        own = matches.ranks[rank]
+        wait = own.wait_ns(trace.spans)
+        waited = (own.last_rank >= 0) & (own.last_rank != rank) & (wait > 0)
+        waited_for, which = np.unique(own.last_rank[waited], return_inverse=True)
+        totals = np.bincount(which.reshape(-1), wait[waited], len(waited_for))
+        found[rank] = {int(last): int(ns) for last, ns in zip(waited_for, totals, strict=True)}
+    return found
+
+
+def _row(
+    trace: RankTrace,
+    last_step: int,
+    ending: Ending,
+    mean: RankMean | None,
+    waits: Mapping[int, int] | None,
+    used: Sequence[int],
+) -> RankRow:
+    waited_for = max(waits, key=lambda rank: waits[rank]) if waits else None
+    own = _step_numbers(trace)
+    row = RankRow(
+        rank=trace.rank,
+        host=trace.metadata.node,
+        where=" ".join(f"{name}{at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1),
+        last_step=last_step if last_step >= 0 else int(own[-1]) if len(own) else -1,
+        age_ns=ending.behind_ns,
+        state=ending.state,
+        dropped=sum(trace.dropped.values()),
+    )
+    if mean is None:
+        rows = trace.spans.kind == schema.STEP
+        known = trace.spans.end[rows] - trace.spans.start[rows]
+        return replace(row, step_ns=int(known.mean()) if len(known) else None)
+    return replace(
+        row,
+        step_ns=mean.wall_ns,
+        parts={part: mean.part(part) for part in PARTS},
+        exposed={role: Exposed(one.total_ns, one.wait_ns, one.transfer_ns) for role, one in mean.exposed.items()},
+        waits_for=waited_for,
+        waits_ns=waits[waited_for] // len(used) if waits and waited_for is not None else 0,
+        blame_ns=mean.blame_ns,
+    )
+
+
+def _from_steps(findings: Findings) -> Iterator[Slow]:
+    for one in findings.verdicts:
+        slow = _slow(one, STEPS_SHOWN, one.who)
+        if one.since_ns is not None and one.since_step > one.first_compared_step and not one.occurrence:
+            slow = replace(slow, since=one.since_ns / 1e9, since_step=one.since_step)
+        yield slow
+
+
+def _from_monitor(monitor: MonitorFile | None, now_ns: int) -> Iterator[Slow]:
+    if monitor is None or _is_old(monitor, now_ns):
+        return
+    for one in monitor.stragglers:
+        slow = _slow(one, MONITOR, one.who or f"rank {one.rank} on {one.host}")
+        step = one.since_step if one.since_step >= 0 else None
+        yield replace(slow, since=one.since, since_step=step, since_within_steps=one.since_within_steps)
+
+
+def _slow(one: Verdict | MonitorStraggler, source: str, who: str) -> Slow:
+    return Slow(
+        one.rank,
+        one.host,
+        one.place,
+        one.cause,
+        one.cost_ms_per_step,
+        one.evidence,
+        source,
+        who,
+        others=tuple(rank for rank in one.ranks if rank != one.rank),
+    )
+
+
+def _abstentions_of_monitor(monitor: MonitorFile | None, now_ns: int) -> Sequence[str]:
+    return () if monitor is None or _is_old(monitor, now_ns) else monitor.abstentions
+
+
+def _is_old(monitor: MonitorFile, now_ns: int) -> bool:
+    return now_ns / 1e9 - monitor.time > _OLD_MONITOR_SECONDS
+
+
+def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: bool) -> tuple[Slow, ...]:
+    """Return the monitor's findings first, those confirmed by the steps shown with their closer comparison."""
+    rest = list(by_steps)
+    first: list[Slow] = []
+    for one in by_monitor:
+        if any(_names(other, one) for other in first if other.source == BOTH):
+            continue
+        closer = next((other for other in rest if _names(other, one)), None)
+        if closer is not None:
+            rest.remove(closer)
+            one = replace(
+                closer,
+                source=BOTH,
+                since=one.since,
+                since_step=one.since_step,
+                since_within_steps=one.since_within_steps,
+            )
+        elif judged:
+            one = replace(one, evidence=f"{one.evidence} {_NOT_SEEN}")
+        first.append(one)
+    return (*first, *rest)
+
+
+def _names(several: Slow, one: Slow) -> bool:
+    if several.cause in OF_DIVISION or one.cause in OF_DIVISION:
+        return (several.cause, several.who) == (one.cause, one.who)
+    if HOST in (several.place, one.place) and several.host == one.host:
+        return True
+    return not {one.rank, *one.others}.isdisjoint({several.rank, *several.others})
+
+
+def _notes(
+    run: Run,
+    rows: Sequence[RankRow],
+    endings: Mapping[int, Ending],
+    steps: StepRange | None,
+    analysis: Analysis | None,
+    step_ns: int | None,
+    now_ns: int,
+    monitor: MonitorFile | None,
+) -> Iterator[str]:
+    silent = [rank for rank, ending in endings.items() if ending.state == SILENT]
+    if silent:
+        quiet = max(endings[rank].behind_ns or 0 for rank in silent)
+        dead = [rank for rank in silent if endings[rank].process == GONE]
+        why = f"; the process of {format_ranks(dead)} is gone" if dead else ""
+        suspended = [rank for rank in silent if endings[rank].process == SUSPENDED]
+        why += f"; that of {format_ranks(suspended)} is suspended (SIGSTOP or a debugger)" if suspended else ""
+        yield f"SILENT: {format_ranks(silent)} wrote nothing for {format_duration(quiet)}{why}."
+    if all(ending.state == ENDED for ending in endings.values()):
+        yield "The run has ended: these are its last steps."
+    elif stopped := [rank for rank, ending in endings.items() if ending.state == STOPPED]:
+        yield (
+            f"STOPPED: no rank writes any more, and {format_ranks(stopped)} did not end cleanly: killed or crashed. "
+            f"See commtrace doctor {run.path}"
+        )
+    else:
+        stalled = _stalled_ns(run, rows, endings, step_ns, now_ns)
+        if stalled is not None:
+            usual = f" (a step takes {format_duration(step_ns)})" if step_ns else ""
+            pauses = _pauses(run)
+            words, why = ("No step", pauses) if pauses else ("NO STEP", f"commtrace doctor {run.path}")
+            yield f"{words} has ended for {format_duration(stalled)}{usual}: {why}"
+    yield from _attempts(run, steps)
+    if steps is None:
+        yield "No step has ended on all ranks yet, or nothing marks steps: with commtrace.step(i): …"
+    elif analysis is None:
+        yield f"None of the steps {steps} was recorded in detail by all ranks: only their lengths are known."
+    behind = [row.rank for row in rows if steps and 0 <= row.last_step < steps.first]
+    if behind:
+        yield f"{format_ranks(behind).capitalize()} ended none of the steps shown."
+    dropped = sum(row.dropped or 0 for row in rows)
+    if dropped:
+        yield f"{dropped} spans of the steps shown were dropped: the parts of these ranks are too small."
+    if analysis is not None and analysis.alignment.refused is not None:
+        yield "The hosts' clocks could not be aligned: waiting between hosts cannot be separated from transfer."
+    if monitor is not None and now_ns / 1e9 - monitor.time > _OLD_MONITOR_SECONDS:
+        yield f"The monitor last reported {format_duration(int(now_ns - 1e9 * monitor.time))} ago."
+    yield from run.problems
+
+
+def _pauses(run: Run) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, trace in run.ranks.items():
+        open_kinds = (
+            {phase.kind for phase in trace.activity.open} if trace.activity and reports_activity(trace) else set()
+        )
+        for kind, words in _PAUSES.items():
+            if kind in open_kinds:
+                ranks.setdefault(words, []).append(rank)
+    return ", ".join(f"{words} on {format_ranks(own)}" for words, own in ranks.items())
+
+
+def _stalled_ns(
+    run: Run, rows: Sequence[RankRow], endings: Mapping[int, Ending], step_ns: int | None, now_ns: int
+) -> int | None:
+    """Return the time since any rank ended a step; None if it is usual."""
+    ends = [
+        wall_clock_ns(trace, int(trace.spans.end[own].max()))
+        for trace in run.ranks.values()
+        if (own := trace.spans.kind == schema.STEP).any()
+    ]
+    if not ends or not any(ending.state not in (ENDED, STOPPED) for ending in endings.values()):
+        return None
+    since = now_ns - max(ends)
+    return since if since > max(_LEAST_BEFORE_STALLED_NS, _STEPS_BEFORE_STALLED * (step_ns or 0)) else None

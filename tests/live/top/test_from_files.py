@@ -1,0 +1,233 @@
+"""Frames of made runs, whose every number is known, and of files that are still written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commtrace.errors import RunNotFoundError, TraceFormatError
+from commtrace.live.top.frame import PARTS, Exposed, Frame
+from commtrace.live.top.from_files import FileSource, MonitorFile, MonitorStraggler, make_frame, read_monitor, steps_of
+from commtrace.trace import schema
+from commtrace.trace.files.reader import load_run
+from commtrace.trace.files.tail import Newest
+from commtrace.trace.hang_report import Activity, OpenPhase
+from commtrace.trace.spans import Spans
+from tests.factory import EPOCH_NS, make_run, span
+from tests.live.top.made_frames import MS, newest, two_ranks
+from tests.pipeline_factory import PipelineJob
+from tests.trace.rows import write_run
+
+
+def test_every_rank_has_its_parts_and_they_add_up() -> None:
+    frame = make_frame(newest(two_ranks(), 1, 3), 2, EPOCH_NS + 30 * MS)
+
+    assert (frame.first_step, frame.last_step, frame.num_steps) == (1, 2, 2)
+    assert (frame.step_ns, frame.world_size, frame.hosts, frame.run_id) == (10 * MS, 2, 1, "made-run")
+    first, second = frame.ranks
+    assert dict(first.parts) == {**dict.fromkeys(PARTS, 0), "compute": 2 * MS, "exposed": 7 * MS, "other": MS}
+    assert first.exposed == {"dp": Exposed(7 * MS, 4 * MS, 3 * MS)}
+    assert second.exposed == {"dp": Exposed(3 * MS, 0, 3 * MS)}
+    assert all(sum(row.parts.values()) == row.step_ns for row in frame.ranks)
+
+
+def test_the_frame_shows_which_rank_waits_for_which() -> None:
+    first, second = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS).ranks
+    assert (first.waits_for, first.waits_ns, first.blame_ns) == (1, 4 * MS, 0)
+    assert (second.waits_for, second.waits_ns, second.blame_ns) == (None, 0, 4 * MS)
+
+
+def test_the_trend_is_against_the_run_so_far() -> None:
+    frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS, before=[8 * MS] * 7)
+    assert (frame.step_ns, frame.before_ns) == (10 * MS, 8 * MS)
+    assert make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS, before=[8 * MS] * 3).before_ns is None
+
+
+def test_after_a_rollback_both_attempts_are_told_and_the_last_one_is_shown() -> None:
+    lengths = [(4, 100), (5, 300), (6, 100), (5, 110), (6, 100)]
+    ends = np.cumsum([length for _, length in lengths]).tolist()
+    rows = [
+        span("step", (end - length) * MS, end * MS, step=step)
+        for (step, length), end in zip(lengths, ends, strict=True)
+    ]
+    frame = make_frame(newest(make_run({0: rows, 1: rows}), 4, 6), 2, EPOCH_NS + ends[-1] * MS)
+
+    assert "Step 5 was done 2 times: attempt 1 took 0.3 s, attempt 2 took 0.1 s. The last one is shown." in frame.notes
+    assert (frame.num_steps, frame.step_ns) == (2, 105 * MS)
+
+
+def test_a_job_that_was_started_again_says_so() -> None:
+    run = two_ranks()
+    again = {rank: replace(trace, metadata=replace(trace.metadata, attempt=2)) for rank, trace in run.ranks.items()}
+    frame = make_frame(newest(replace(run, ranks=again), 0, 3), 3, EPOCH_NS)
+
+    assert any(note.startswith("Attempt 3 of the job is shown.") for note in frame.notes)
+
+
+def test_a_slow_rank_is_named_with_its_cost() -> None:
+    job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
+    frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS)
+    assert [(one.rank, one.cause, one.source) for one in frame.stragglers] == [(2, "forward", "steps shown")]
+    cost = frame.stragglers[0].cost_ms_per_step
+    assert cost is not None
+    assert cost > 5.0
+
+
+def test_too_few_steps_are_said_to_be_too_few() -> None:
+    frame = make_frame(newest(PipelineJob(2, 8, data_parallel=4, steps=4).run(), 1, 4), 20, EPOCH_NS)
+    assert frame.stragglers == ()
+    assert "too few steps" in frame.abstentions[0]
+
+
+def test_a_rank_that_fell_silent_is_said_first() -> None:
+    run = two_ranks()
+    ranks = {**run.ranks, 1: replace(run.ranks[1], last_written_ns=10 * MS)}
+    now = EPOCH_NS + 60_000 * MS
+    ranks[0] = replace(ranks[0], last_written_ns=now - EPOCH_NS)
+    frame = make_frame(newest(replace(run, ranks=ranks), 0, 3), 3, now)
+    assert [row.state for row in frame.ranks] == ["running", "silent"]
+    assert frame.ranks[1].age_ns == 60_000 * MS - 10 * MS
+    assert frame.notes[0] == "SILENT: rank 1 wrote nothing for 60 s."
+    assert frame.notes[1].startswith("NO STEP has ended for 60 s (a step takes ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("checkpoint", "a checkpoint is saved or loaded on rank 1"), ("evaluation", "evaluation on rank 1")],
+)
+def test_a_job_that_saves_or_evaluates_says_why_no_step_ends(kind: str, said: str) -> None:
+    run = two_ranks()
+    now = 60_000 * MS
+    saves = Activity(open=(OpenPhase(kind, kind, 30 * MS),))
+    ranks = {rank: replace(trace, last_written_ns=now) for rank, trace in run.ranks.items()}
+    ranks[1] = replace(ranks[1], activity=saves, activity_ns=now, again_within_ns=3_000 * MS)
+    frame = make_frame(newest(replace(run, ranks=ranks), 0, 3), 3, EPOCH_NS + now)
+    assert frame.notes[0].startswith("No step has ended for 60 s (a step takes ")
+    assert frame.notes[0].endswith(said)
+
+
+def test_a_dead_process_is_said_to_be_gone() -> None:
+    run = two_ranks()
+    frame = make_frame(newest(run, 0, 3), 3, EPOCH_NS + 40 * MS, ask=lambda one: "runs" if one.rank == 0 else "gone")
+    assert frame.notes[0] == "SILENT: rank 1 wrote nothing for 10 ms; the process of rank 1 is gone."
+
+
+def test_a_run_that_has_ended_is_not_silent() -> None:
+    run = two_ranks()
+    closed = replace(run, ranks={rank: replace(trace, closed=True) for rank, trace in run.ranks.items()})
+    frame = make_frame(newest(closed, 0, 3), 3, EPOCH_NS + 10**15)
+    assert {row.state for row in frame.ranks} == {"ended"}
+    assert frame.notes == ("The run has ended: these are its last steps.",)
+
+
+def test_a_job_that_was_killed_is_said_to_have_stopped() -> None:
+    frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 10**12)
+    assert {row.state for row in frame.ranks} == {"stopped"}
+    assert frame.notes[0].startswith("STOPPED: no rank writes any more, and ranks 0–1 did not end cleanly")
+
+
+def test_steps_that_were_only_summed_up_have_a_length_and_no_parts() -> None:
+    frame = make_frame(newest(two_ranks(sampled=True), 0, 3), 3, EPOCH_NS + 30 * MS)
+    assert (frame.num_steps, frame.step_ns) == (0, 10 * MS)
+    assert [(row.step_ns, dict(row.parts), row.waits_for) for row in frame.ranks] == [(10 * MS, {}, None)] * 2
+    assert any("None of the steps 0:3 was recorded in detail" in note for note in frame.notes)
+
+
+def test_ranks_without_a_common_step_are_shown_all_the_same() -> None:
+    run = make_run({0: [span("forward", 0, 5)], 1: [span("forward", 0, 5)]}, closed=False, last_written_ns=5)
+    frame = make_frame(Newest(run, 0, 0, {0: -1, 1: -1}), 20, EPOCH_NS)
+    assert [(row.step_ns, row.last_step) for row in frame.ranks] == [(None, -1)] * 2
+    assert any("No step has ended on all ranks yet" in note for note in frame.notes)
+
+
+def test_steps_that_nothing_marked_are_inferred() -> None:
+    job = PipelineJob(2, 4, data_parallel=2, steps=40)
+    run = job.run()
+    unmarked = {rank: replace(trace, spans=_unmarked(trace.spans)) for rank, trace in run.ranks.items()}
+    frame = make_frame(Newest(replace(run, ranks=unmarked), 0, 0, dict.fromkeys(run.ranks, -1)), 5, EPOCH_NS)
+    assert frame.num_steps in (4, 5)
+    assert frame.ranks[0].parts
+
+
+def _unmarked(spans: Spans) -> Spans:
+    rest = spans.take(spans.kind != schema.STEP)
+    return rest.replace(step=np.full(len(rest), -1, np.int32))
+
+
+def monitor_file(*stragglers: MonitorStraggler) -> MonitorFile:
+    return MonitorFile(EPOCH_NS / 1e9, stragglers)
+
+
+def named(rank: int, cause: str, who: str = "") -> MonitorStraggler:
+    return MonitorStraggler(rank, "n", cause, cost_ms_per_step=3.5, evidence="E.", since=5.0, who=who)
+
+
+MONITOR = monitor_file(named(1, "data"))
+
+
+def test_the_monitor_is_told_first_while_it_speaks() -> None:
+    frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 10_000 * MS, monitor=MONITOR)
+    assert [(one.rank, one.source, one.since) for one in frame.stragglers] == [(1, "monitor", 5.0)]
+    old = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 100_000 * MS, monitor=MONITOR)
+    assert old.stragglers == ()
+    assert "The monitor last reported 100 s ago." in old.notes
+
+
+def test_a_rank_named_by_the_monitor_and_by_the_steps_is_shown_once() -> None:
+    job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
+    monitor = monitor_file(named(2, "unknown", "rank 2 on n"), named(5, "unknown"))
+    frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor)
+
+    both, other = frame.stragglers
+    assert (both.rank, both.cause, both.since) == (2, "forward", 5.0)
+    assert (both.source, both.evidence[:6]) == ("monitor and the steps shown", "Rank 2")
+    assert (other.who, other.source) == ("rank 5 on n", "monitor")
+    assert other.evidence == "E. Not, or no longer, in the steps shown."
+
+
+def test_ranks_that_the_monitor_names_one_by_one_and_the_steps_together_are_shown_once() -> None:
+    job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={0: MS, 2: MS})
+    monitor = monitor_file(named(2, "compute"), named(0, "compute"))
+    (both,) = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor).stragglers
+
+    assert (both.who, both.source) == ("ranks 0, 2 on node0", "monitor and the steps shown")
+    assert {both.rank, *both.others} == {0, 2}
+
+
+def test_a_monitor_file_is_read_as_what_a_monitor_writes_or_refused(tmp_path: Path) -> None:
+    assert read_monitor(tmp_path) is None
+    (tmp_path / "monitor.json").write_text('{"time": 1}')
+    assert read_monitor(tmp_path) == MonitorFile(time=1.0)
+    for text in ('{"time": 1', '{"time": "now"}', '{"stragglers": [{"rank": 1}]}', "[" * 100_000):
+        (tmp_path / "monitor.json").write_text(text)
+        with pytest.raises(TraceFormatError, match="is not a valid state of the monitor"):
+            read_monitor(tmp_path)
+
+
+def test_a_frame_of_files_is_that_of_the_same_run_in_memory(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, PipelineJob(2, 4, data_parallel=2, steps=12).run())
+    frame = FileSource(directory, last=5).look()
+    expected = make_frame(newest(load_run(directory), 7, 12), 5, EPOCH_NS)
+    assert (frame.first_step, frame.last_step) == (7, 11)
+    assert [row.parts for row in frame.ranks] == [row.parts for row in expected.ranks]
+    assert [row.waits_for for row in frame.ranks] == [row.waits_for for row in expected.ranks]
+    assert frame.took_ns > 0
+
+
+def test_json_holds_no_number_that_is_none_in_json(tmp_path: Path) -> None:
+    frame: Frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS)
+    assert json.loads(json.dumps(frame.to_json(), allow_nan=False))["ranks"][0]["exposed"]["dp"]["wait_ns"] == 4 * MS
+
+
+def test_a_run_that_is_not_there_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError):
+        FileSource(tmp_path / "none", last=5).look()
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(0, 20), (4, 20), (256, 20), (512, 10), (1_024, 8), (10_000, 8)])
+def test_fewer_steps_of_a_large_job_are_read_but_enough_to_judge(ranks: int, steps: int) -> None:
+    assert steps_of(ranks) == steps

@@ -316,6 +316,7 @@ class Instrumentation:
             else:
                 self._marks.has_left = False  # whatever it did before: it says itself that it failed
                 self._marks.exit = self._marks.exit or how
+                self._setup.exit = self._marks.exit
                 self.recorder.harvest_soon(_FAILING_SECONDS)
         except Exception:
             _logger.exception("commtrace could not stop cleanly; its files may miss the last second")

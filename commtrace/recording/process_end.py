@@ -9,22 +9,29 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import operator
 import os
 import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from multiprocessing import util
-from typing import Final, NoReturn
+from typing import Final, NoReturn, SupportsIndex
 
 OWN_FILES: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The beginning of the paths of our own files, which are no places in the user's program."""
 
 _MOST_FRAMES: Final = 16
 
+_MOST_CALLS: Final = 256
+"""Innermost calls among which the handler of a signal is looked for: their variables are copied for that."""
+
 _LAST: Final = -1000
 """Priority of our finalizer: those of training come before it."""
+
+_STATUSES: Final = 2**31
+"""os._exit takes a C int."""
 
 _PATIENCE_SECONDS: Final = 5.0
 """The longest delay of os._exit."""
@@ -109,7 +116,7 @@ def how_it_exits(status: int) -> dict[str, object]:
     error = _cause(sys.exc_info()[1] or _uncaught or last)
     number = _handled_signal(frames)
     return {
-        "status": int(status),
+        "status": status,
         "exception": "" if error is None else type(error).__name__,
         "frames": _described((frame, frame.f_lineno) for frame in frames) if error is None else _frames_of(error),
         "signal": next((known.name for known in signal.Signals if known == number), ""),
@@ -122,18 +129,17 @@ def _stack(frame: types.FrameType | None) -> Iterable[types.FrameType]:
         frame = frame.f_back
 
 
-def _handled_signal(frames: Sequence[types.FrameType]) -> int | None:
+def _handled_signal(frames: Iterable[types.FrameType]) -> int | None:
     """Return the signal whose handler has called the innermost of these frames; None if none has."""
-    for position, frame in enumerate(frames):
+    for frame in itertools.islice(frames, _MOST_CALLS):
         code = frame.f_code
         values = frame.f_locals
         arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
         if code.co_flags & inspect.CO_VARARGS:
             arguments += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
-        interrupted = frames[position + 1 :]
-        for number, below in itertools.pairwise(arguments):
-            # A handler is given the frame that it has interrupted, which no other function is.
-            is_handler = isinstance(below, types.FrameType) and any(below is other for other in interrupted)
+        for number, interrupted in itertools.pairwise(arguments):
+            # A handler is given the frame that it has interrupted and returns to.
+            is_handler = isinstance(interrupted, types.FrameType) and interrupted is frame.f_back
             if is_handler and isinstance(number, int) and number in signal.valid_signals():
                 return int(number)
     return None
@@ -171,9 +177,10 @@ class ExitCall:
 
     def install(self) -> None:
         original, before, pid = os._exit, self._before, os.getpid()
+        getpid, is_finalizing = os.getpid, sys.is_finalizing  # Python's end takes the modules away
 
         def _exit(status: int) -> NoReturn:
-            if os.getpid() == pid:  # not in a forked child
+            if getpid() == pid and not is_finalizing():  # no forked child, nor a Python that starts no threads
                 _for_a_while(before, status)
             original(status)
 
@@ -187,10 +194,14 @@ class ExitCall:
             os._exit = self._original  # type: ignore[assignment]
 
 
-def _for_a_while(before: _Before, status: object) -> None:
-    if not isinstance(status, int):
-        return  # os._exit raises TypeError
-    how: dict[str, object] = {"status": int(status)}
+def _for_a_while(before: _Before, given: SupportsIndex) -> None:
+    try:
+        status = operator.index(given)
+    except TypeError:
+        return  # os._exit raises it as well
+    if not -_STATUSES <= status < _STATUSES:
+        return  # os._exit raises OverflowError
+    how: dict[str, object] = {"status": status}
     try:
         how = how_it_exits(status)
     except Exception:

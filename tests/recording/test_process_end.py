@@ -200,3 +200,39 @@ os._exit(3)
     status, output = in_a_process(program)
     assert status == 3
     assert "{'status': 3}" in output
+
+
+def test_a_status_that_os_exit_refuses_ends_nothing() -> None:
+    program = """
+for status in (2**31, -(2**31) - 1, 1.5, "1"):
+    try:
+        os._exit(status)
+    except (OverflowError, TypeError) as error:
+        print(type(error).__name__, flush=True)
+"""
+    status, output = in_a_process(REPORTS + program)
+    assert (status, output.split()) == (0, ["OverflowError"] * 2 + ["TypeError"] * 2)
+
+
+def test_a_status_may_be_any_integer() -> None:
+    how = told("""
+class Three:
+    def __index__(self):
+        return 3
+
+leave(Three())
+""")
+    assert how["status"] == 3
+
+
+def test_python_that_has_ended_is_left_without_a_word() -> None:
+    """It would start no thread any more, and Python before 3.12 would wait for it without end."""
+    program = """
+class Late:
+    def __del__(self, is_finalizing=sys.is_finalizing, leave=os._exit):
+        leave(3 if is_finalizing() else 4)
+
+late = Late()
+"""
+    status, output = in_a_process(REPORTS + program)
+    assert (status, output) == (3, "")

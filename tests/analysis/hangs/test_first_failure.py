@@ -522,3 +522,16 @@ def test_ranks_that_all_called_os_exit_alike_failed_together() -> None:
     diagnosis = examine(exited(two_that_end(), {0: EXIT, 1: EXIT}), now_ns=NOW_NS)
     assert diagnosis.first_failure is None
     assert [*diagnosis.findings] == ["Ranks 0–1 called os._exit(1) at train.py:31 main."]
+
+
+@pytest.mark.parametrize(("last", "first"), [(92, 2), (97, 1)])
+def test_a_look_at_others_is_a_sign_of_life_with_which_the_silence_of_another_rank_is_compared(
+    last: int, first: int
+) -> None:
+    """Rank 0 wrote nothing for 5 s, but was there as rank 1 ended: only rank 2 may have been gone before."""
+    rows = {rank: done({WORLD: 5}) for rank in range(3)}
+    run = exited(stopped_run(rows, [WORLD], last={0: 95, 2: last}), {1: EXIT})
+    run = replace(run, ranks={**run.ranks, 0: replace(run.ranks[0], gone_peers=(PeerLook(END, (1,)),))})
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.first_failure is not None
+    assert diagnosis.first_failure.ranks == (first,)

@@ -296,9 +296,9 @@ def judge(case: Case, victim: int, failed_at: float, folder: Path) -> Outcome:
     place = None if expected is None else f"{__file__}:" in at and at.endswith(f" {expected}")
     path = folder / "run" / "monitor.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    hangs = [event for event in events if event["kind"] == "hang"]
-    sentences += [f"monitor, {event['time'] - failed_at:.1f} s: {event['sentence']}" for event in events]
-    named = [event["time"] for event in hangs if event["rank"] == victim]
+    hangs = [event for event in events if event["finding"]["kind"] == "hang" and event["kind"] != "recovered"]
+    sentences += [f"monitor, {event['time_ns'] / 1e9 - failed_at:.1f} s: {event['sentence']}" for event in events]
+    named = [event["time_ns"] / 1e9 for event in hangs if event["finding"]["ranks"][:1] == [victim]]
     seconds = named[0] - failed_at - HANG_SECONDS if named else None
     # Rank 0 has the monitor: where it is the one that fails, only one outside of the job could speak.
     monitor = None if victim == 0 and case.fault in ("stopped", "holds the GIL") else bool(named)

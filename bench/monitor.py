@@ -54,7 +54,7 @@ def measure(ranks: int, windows: int, directory: Path) -> None:
     print(f"bytes of a report            {statistics.median(sizes):.0f} (at most {max(sizes)})")
     print(f"exchange, server's CPU       {1e6 * statistics.median(taken) / ranks:.0f} µs (median of the windows)")
     print(f"join of a window             {statistics.median(joined):.3f} s (at most {max(joined):.3f} s)")
-    print(f"named                        {[straggler.rank for straggler in aggregator.watch.stragglers]}")
+    print(f"named                        {[finding.line() for finding in aggregator.watch.findings]}")
 
 
 def seconds_to_take(reports: Sequence[Report], server: MonitorServer) -> float:

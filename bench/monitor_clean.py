@@ -91,10 +91,11 @@ def excess(notes: Mapping[int, Sequence[Note]], rank: int, begin: float, end: fl
 
 def is_honest(event: Mapping[str, Any], notes: Mapping[int, Sequence[Note]], window_seconds: float) -> bool:
     """Return whether the ranks' own clocks agree with an alarm, from its beginning until it was reported."""
-    if event["straggler"] is None:
+    finding = event["finding"]
+    if finding["kind"] != "slow" or not finding["ranks"]:
         return False
-    begin = event["straggler"]["since"]
-    over, step = excess(notes, event["rank"], begin - window_seconds, event["time"])
+    begin, end = finding["since_ns"] / 1e9, event["time_ns"] / 1e9
+    over, step = excess(notes, finding["ranks"][0], begin - window_seconds, end)
     return over > max(SHARE_OF_STEP * step, LEAST_SECONDS)
 
 

@@ -43,9 +43,10 @@ import numpy as np
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.findings.finding import SLOW, Finding, Occurrence
+from commtrace.findings.status import FOUND
 from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
-from commtrace.live.monitoring.findings import FOUND, LiveStraggler
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import ReportWindow
 from commtrace.live.rank import LiveRank
@@ -294,8 +295,9 @@ def _joins(run: Run) -> Iterator[Join]:
                 window.add(*own.popleft())
         at = now_ns / 1e9 + JOIN_DELAY_SECONDS
         events = watch.join([window.close(number, now_ns) for window in windows], at)
-        found = [_named_live(event.straggler) for event in events if event.kind == FOUND and event.straggler]
-        yield Join(at, [_named_live(one) for one in watch.stragglers], found, [event.sentence for event in events])
+        found = [_named_live(event.finding) for event in events if event.kind == FOUND]
+        named = [_named_live(finding) for finding in watch.findings if finding.kind == SLOW]
+        yield Join(at, named, found, [event.sentence for event in events])
 
 
 class _Heard(NamedTuple):
@@ -369,9 +371,17 @@ def _rows(spans: Spans, names: Sequence[str]) -> list[Row]:
     return [Row(*values) for values in zip(*columns.values(), strict=True)]
 
 
-def _named_live(one: LiveStraggler) -> Named:
-    ranks = ranks_in(one.who, one.rank).union(one.ranks)
-    return Named(ranks, one.who, one.place, one.cause, one.cost_ms_per_step, one.evidence, one.steps)
+def _named_live(finding: Finding) -> Named:
+    ranks = ranks_in(finding.who, finding.rank).union(finding.ranks)
+    cost_ms, spread = (finding.cost_ns or 0.0) / 1e6, _spread(finding.occurrence)
+    return Named(ranks, finding.who, finding.place, finding.cause, cost_ms, finding.evidence, spread)
+
+
+def _spread(when: Occurrence | None) -> int:
+    """The number of steps over which the cost of what strikes in few steps is spread; 0 of what holds in all."""
+    if when is None:
+        return 0
+    return when.num_steps if len(when.steps) == 1 else when.steps[-1] - when.steps[0]
 
 
 def ranks_in(who: str, rank: int) -> frozenset[int]:

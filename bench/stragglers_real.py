@@ -413,32 +413,32 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
     seconds, seconds_to_clear = NAN, NAN
     at_hit: tuple[Named, ...] = ()
     for event in events:
-        straggler = event["straggler"]
-        if straggler is None:
+        finding = event["finding"]
+        if finding["kind"] != "slow":
             continue
-        who = straggler["who"]
-        if event["kind"] == "straggler":
-            ranks, cost_ms = _named_in(straggler), straggler["cost_ms_per_step"]
-            current[who] = Named(ranks, who, straggler["place"], straggler["cause"], cost_ms, event["sentence"])
+        who = finding["who"]
+        if event["kind"] == "found":
+            ranks, cost_ms = _named_in(finding), finding["cost_ns"] / 1e6
+            current[who] = Named(ranks, who, finding["place"], finding["cause"], cost_ms, event["sentence"])
         else:
             current.pop(who, None)
-            seconds_to_clear = event["time"] - end
+            seconds_to_clear = event["time_ns"] / 1e9 - end
         named = sorted(current.values(), key=lambda one: -one.cost_ms)
         if not at_hit and fault.count_until_found(named):
-            seconds, at_hit = event["time"] - begin, tuple(named)
+            seconds, at_hit = event["time_ns"] / 1e9 - begin, tuple(named)
     sentences = tuple(event["sentence"] for event in events)
     said = at_hit or list(current.values())
     answer = _answer(fault, true_ms, list(said), ())
-    found = [event for event in events if event["kind"] == "straggler"]
-    false = sum(not _named_in(one["straggler"]) <= fault.ranks for one in found)
+    found = [event["finding"] for event in events if event["kind"] == "found" and event["finding"]["kind"] == "slow"]
+    false = sum(not _named_in(finding) <= fault.ranks for finding in found)
     return replace(answer, seconds=seconds, seconds_to_clear=seconds_to_clear, false_alarms=false, sentences=sentences)
 
 
-def _named_in(straggler: Mapping[str, Any]) -> frozenset[int]:
+def _named_in(finding: Mapping[str, Any]) -> frozenset[int]:
     """The ranks that the monitor named: of a link both ends."""
     from bench.stragglers import ranks_in
 
-    return ranks_in(straggler["who"], straggler["rank"]).union(straggler["ranks"])
+    return ranks_in(finding["who"], (*finding["ranks"], -1)[0]).union(finding["ranks"])
 
 
 def _answer(fault: RealFault, true_ms: float, named: Sequence[Named], unsaid: Sequence[str]) -> Answer:

@@ -25,9 +25,10 @@ def test_an_alarm_is_honest_where_the_ranks_own_clock_agrees(rank: int, slow_unt
         ]
         for own in range(4)
     }
-    alarm: dict[str, Any] = {"kind": "straggler", "rank": rank, "time": 109.0, "straggler": {"since": 100.0}}
+    finding = {"kind": "slow", "ranks": [rank], "since_ns": 100 * 10**9}
+    alarm: dict[str, Any] = {"kind": "found", "time_ns": 109 * 10**9, "finding": finding}
     assert monitor_clean.is_honest(alarm, notes, 4.0) is honest
 
 
 def test_a_rank_that_is_called_silent_in_a_clean_run_is_a_false_alarm() -> None:
-    assert not monitor_clean.is_honest({"kind": "silent", "rank": 1, "time": 9.0, "straggler": None}, {}, 4.0)
+    assert not monitor_clean.is_honest({"kind": "found", "time_ns": 9, "finding": {"kind": "silent"}}, {}, 4.0)

@@ -182,7 +182,7 @@ def test_a_wheel_without_the_extension_is_for_all_platforms(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"BUILD_COMMTRACE_NATIVE": "1", "PATH": ""}, "commtrace/_native/calls.c"),
+        ({"BUILD_COMMTRACE_NATIVE": "1", "PATH": ""}, " -c commtrace/_native/"),
         ({"BUILD_COMMTRACE_NATIVE": "yes"}, "BUILD_COMMTRACE_NATIVE=yes: write 1 (it must be built), 0"),
     ],
     ids=["demanded without a compiler", "neither 0 nor 1"],

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from commtrace.analysis.stragglers.limits import LIVE, SUMS
+
 DOCS: Final = "http://127.0.0.1:8000/"
 """Where `python -m http.server 8000 -d build/site` serves the documentation after `make site`."""
 
@@ -275,7 +277,7 @@ def _straggler() -> Alert:
     mean = "commtrace:step_seconds:mean"
     return Alert(
         name="CommtraceStraggler",
-        expr=f"{score} > 1.1\nand {excess} > 0.05 * {mean}",
+        expr=f"{score} > {1 + SUMS.share:g}\nand {excess} > {LIVE.share:g} * {mean}",
         operands=(score, excess, mean),
         severity="warning",
         summary="Rank {{ $labels.rank }} of {{ $labels.run_id }} on {{ $labels.node }} is slow",

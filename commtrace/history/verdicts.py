@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
-
-import msgspec
+from typing import Final
 
 from commtrace.analysis.hangs.job_end import Count
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.errors import TraceFormatError
-from commtrace.findings.causes import OF_DIVISION, RANKS
+from commtrace.findings.causes import OF_DIVISION
+from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
+from commtrace.findings.status import CHANGED, FOUND, LiveEvent, MonitorStatus
 from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Time
-from commtrace.trace.inputs import MOST_RANKS, open_file, printable_json, read_file
+from commtrace.trace.inputs import open_file, printable_json, read_file
 
 ANALYSIS: Final = "analysis"
 MONITOR: Final = "monitor"
@@ -26,8 +26,8 @@ _MOST_NAMED: Final = 64
 _MOST_ABSTENTIONS: Final = 8
 _LARGEST_STATUS: Final = 64 << 20
 _LONGEST_LINE: Final = 16 << 20
-_NAMING: Final = ("straggler", "changed")
-"""Kinds of events that name a straggler."""
+_NAMING: Final = (FOUND, CHANGED)
+"""Kinds of events that name something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,72 +99,46 @@ def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
     """Return the monitor's verdict since the job began, None without files; raise TraceFormatError."""
     path = directory / MONITOR_STATUS
     try:
-        status = printable_json(read_file(path, _LARGEST_STATUS), _Status)
+        status = printable_json(read_file(path, _LARGEST_STATUS), MonitorStatus)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise TraceFormatError(f"{path} is not what a monitor writes, and was left out ({error}).") from None
-    found = {(one.who, one.cause): one for one in (*_events(directory / MONITOR_EVENTS), *status.stragglers)}
+    found = {
+        (one.who, one.cause): one
+        for one in (*_events(directory / MONITOR_EVENTS), *status.findings)
+        if one.kind == SLOW
+    }
     named = [
         Named(
-            one.who or f"rank {one.rank}",
+            one.who,
             one.place,
             one.cause,
-            one.cost_ms_per_step,
-            one.occurrence,
-            one.ranks[:_MOST_RANKS] or ((one.rank,) if one.rank >= 0 else ()),
-            _hosts(one.cause, [one.host, *(member.host for member in one.members)]),
+            None if one.cost_ns is None else one.cost_ns / 1e6,
+            "" if one.occurrence is None else one.occurrence.describe(),
+            one.ranks[:_MOST_RANKS],
+            one.hosts[:_MOST_HOSTS],
         )
         for one in found.values()
     ]
     last_step = status.last_step if status.last_step >= 0 else None
-    abstentions = status.abstentions[:_MOST_ABSTENTIONS]
+    abstentions = tuple(one.evidence for one in status.findings if one.kind == NOT_JUDGED)[:_MOST_ABSTENTIONS]
     if last_step is None and not abstentions:
         abstentions = ("No step had ended.",)
-    return RunVerdict(MONITOR, MONITOR, attempt, round(status.time * 1e9), last_step, _costliest(named), abstentions)
+    return RunVerdict(MONITOR, MONITOR, attempt, status.time_ns, last_step, _costliest(named), abstentions)
 
 
-class _Member(msgspec.Struct, frozen=True):
-    host: str = ""
-
-
-class _Straggler(msgspec.Struct, frozen=True):
-    """The kept fields of :class:`commtrace.live.monitoring.findings.LiveStraggler`."""
-
-    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MOST_RANKS)]
-    host: str
-    cause: str
-    cost_ms_per_step: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)] | None
-    who: str = ""
-    place: str = RANKS
-    occurrence: str = ""
-    ranks: tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)], ...] = ()
-    members: tuple[_Member, ...] = ()
-
-
-class _Status(msgspec.Struct, frozen=True):
-    time: Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-    last_step: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)] = -1
-    stragglers: tuple[_Straggler, ...] = ()
-    abstentions: tuple[str, ...] = ()
-
-
-class _Event(msgspec.Struct, frozen=True):
-    kind: str
-    straggler: _Straggler | None = None
-
-
-def _events(path: Path) -> Iterator[_Straggler]:
-    """Yield the named stragglers, oldest first; lines that are torn or of another program are skipped."""
+def _events(path: Path) -> Iterator[Finding]:
+    """Yield what was found, oldest first; lines that are torn or of another program are skipped."""
     try:
         with open_file(path) as file:
             while line := file.readline(_LONGEST_LINE):
                 try:
-                    event = printable_json(line, _Event)
+                    event = printable_json(line, LiveEvent)
                 except ValueError:
                     continue  # the last line of a monitor that was killed is torn
-                if event.kind in _NAMING and event.straggler is not None:
-                    yield event.straggler
+                if event.kind in _NAMING:
+                    yield event.finding
     except OSError:
         return  # a monitor without events writes none; the present state is in monitor.json
 

@@ -25,7 +25,8 @@ from commtrace.trace.topology import Topology
 
 if TYPE_CHECKING:
     from commtrace.analysis.communication.baseline import NetworkBaseline
-    from commtrace.live.monitoring.findings import JobView, LiveEvent, LiveStraggler
+    from commtrace.findings.finding import Finding
+    from commtrace.findings.status import JobView, LiveEvent
 
 KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start", "unknown")
 
@@ -112,7 +113,7 @@ class LiveRank:
         self.dropped: Mapping[str, int] = {}  # spans so far, by kind
         self.overhead_ns = 0  # CPU time of the harvester thread so far
         self.joins = False  # the monitor on this rank joins the reports of all ranks
-        self.stragglers: tuple[LiveStraggler, ...] = ()  # findings that hold; empty where the monitor does not join
+        self.findings: tuple[Finding, ...] = ()  # that hold; empty where the monitor does not join
         self.score: float | None = None  # own work as a multiple of what is typical of its stage; None if unknown
         self.job: JobView | None = None  # None where the monitor does not join and on ranks that do not ask
         self.asks_job = False  # set by an exporter that shows the job where the monitor does not join

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from commtrace.exporters.monitor.hangs import HangAggregator, no_stack
+from commtrace.exporters.monitor.hangs import HangAggregator
 from commtrace.exporters.monitor.messages import WatchedJob
 from commtrace.exporters.monitor.sinks import AlertSink
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
+from commtrace.findings.finding import ranked
+from commtrace.findings.status import LiveEvent, MonitorStatus
 from commtrace.live.monitoring.waits import LeastTimes
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import WindowReport, job_means
@@ -29,7 +30,10 @@ class Aggregator:
         self._least = LeastTimes(job.seconds)
         self._job = job
         self._sinks = sinks
-        self._hangs = HangAggregator(job, find_stack=no_stack if directory is None else partial(_stack_of, directory))
+        if directory is None:
+            self._hangs = HangAggregator(job)
+        else:
+            self._hangs = HangAggregator(job, find_stack=partial(_stack_of, directory), run_name=str(directory))
         self._newest: list[WindowReport] = []
         self._hangs_failed = False
 
@@ -47,7 +51,7 @@ class Aggregator:
         if self._hangs_failed:
             return []
         try:
-            events = self._hangs.look(store, now)
+            events = self._hangs.look(store, now, self.watch.step_ns)
         except Exception:
             # Slow ranks are still found.
             self._hangs_failed = True
@@ -63,17 +67,15 @@ class Aggregator:
 
     def _status(self, reports: Sequence[WindowReport], now: float) -> MonitorStatus:
         watch = self.watch
+        hang = () if self._hangs.finding is None else (self._hangs.finding,)
         return MonitorStatus(
-            time=now,
+            time_ns=round(now * 1e9),
             world_size=self._job.world_size,
             ranks_heard=watch.reporting.heard,
-            silent=watch.reporting.silent,
-            step_ms=watch.step_ns / 1e6,
+            step_ns=watch.step_ns,
             last_step=max((report.last_step for report in reports), default=-1),
             peers_missing=watch.peers_missing,
-            hang=self._hangs.sentence or None,
-            abstentions=tuple(watch.abstentions),
-            stragglers=tuple(watch.stragglers),
+            findings=ranked([*hang, *watch.findings]),
             means=job_means(reports),
         )
 

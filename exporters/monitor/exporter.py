@@ -41,7 +41,7 @@ from commtrace.exporters.monitor.sinks import (
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.exporters.otlp.queue import SpanFilter
-from commtrace.live.monitoring.findings import JobView
+from commtrace.findings.status import JobView
 from commtrace.live.monitoring.window import ReportWindow, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepListener, StepSummary
@@ -210,7 +210,7 @@ class MonitorExporter:
     def _failed(self, error: CommtraceError) -> None:
         self._rank.score = None
         if not self._compares:
-            self._rank.stragglers, self._rank.job = (), None
+            self._rank.findings, self._rank.job = (), None
         self._failures += 1
         self._retry_at = self._clock() + (_RETRY_SECONDS if self._failures >= _FAILURES_TO_WARN else 0.0)
         if self._failures == _FAILURES_TO_WARN:
@@ -251,12 +251,12 @@ class MonitorExporter:
             self._rank.split = {key: replace(split) for key, split in waits.split.items()}
 
     def _learn_findings(self, reply: Reply) -> None:
-        findings = reply.findings
-        self._rank.job = JobView(findings.stragglers, findings.events, findings.means)
+        told = reply.findings
+        self._rank.job = JobView(told.findings, told.events, told.means)
         if self._rank.rank == 0:  # one rank exports the findings as metrics and spans
             self._rank.joins = True
-            self._rank.stragglers = findings.stragglers
-            self._rank.events = deque(findings.events, self._rank.events.maxlen)
+            self._rank.findings = told.findings
+            self._rank.events = deque(told.events, self._rank.events.maxlen)
 
     @property
     def _shows_more(self) -> bool:

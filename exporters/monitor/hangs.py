@@ -30,8 +30,11 @@ from commtrace.exporters.monitor.messages import (
     WireProcess,
 )
 from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.findings.causes import JOB, RANKS
+from commtrace.findings.finding import HANG, Finding
 from commtrace.findings.formatting import format_ranks
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.progress import no_progress, stalled_after_ns
+from commtrace.findings.status import CHANGED, CLEARED, FOUND, LiveEvent
 from commtrace.live.monitoring.reporting import SILENT_WINDOWS
 from commtrace.live.monitoring.wire_types import MOST_TEXT, WireGroup, most_group_members, regular_range
 from commtrace.trace.hang_report import Activity
@@ -41,9 +44,6 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
 
 _logger = logging.getLogger("commtrace")
-
-HUNG: Final = "hang"
-RESUMED: Final = "resumed"
 
 _GATHER_SECONDS = 1.5
 """Time for other ranks to notice and report: each looks once a second, and so does the monitor."""
@@ -207,18 +207,19 @@ def _last_sign_of(report: Report, at: float) -> RankTrace:
     )
 
 
-def hang_event(
+def hang_finding(
     traces: Sequence[RankTrace],
     world_size: int,
     now: float,
     unreadable: Collection[int] = (),
     others: Others = _NOBODY,
     ask: AskProcess = unknown_process,
-) -> LiveEvent:
+    run_name: str = "RUN",
+) -> Finding:
     """Return the finding about a hang, by the analysis that reads the files of a hung job.
 
     ``traces`` are those of the ranks that have reported, one at least; reports of ``unreadable`` ranks cannot be used.
-    ``ask`` returns the state of a silent rank's process.
+    ``ask`` returns the state of a silent rank's process, ``run_name`` is the run as ``commtrace doctor`` takes it.
     """
     run = Run(Path("running job"), {trace.rank: trace for trace in sorted(traces, key=lambda trace: trace.rank)}, [])
     silent = [trace for trace in others.silent if trace.rank not in run.ranks]
@@ -252,10 +253,20 @@ def hang_event(
         *(hang_sentences(diagnosis, FROM_REPORTS) or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
-    suspects = [*roots, *sorted(others.raised), *(trace.rank for trace in silent), *unheard, *going_on, *ended_cleanly]
-    rank = next(iter(suspects), -1)
+    suspects = (roots, sorted(others.raised), [trace.rank for trace in silent], unheard, going_on, ended_cleanly)
+    ranks = tuple(next(filter(None, suspects), ()))
     hosts = {trace.rank: trace.metadata.node for trace in (*run.ranks.values(), *silent)}
-    return LiveEvent(HUNG, now, rank, hosts.get(rank, ""), " ".join(sentence.strip() for sentence in sentences))
+    return Finding(
+        id=HANG,
+        kind=HANG,
+        place=RANKS if ranks else JOB,
+        who=format_ranks(ranks) if ranks else "the job",
+        ranks=ranks,
+        hosts=tuple(dict.fromkeys(hosts[rank] for rank in ranks if hosts.get(rank))),
+        since_ns=max((_stopped_ns(trace) for trace in traces), default=None),
+        evidence=" ".join(sentence.strip() for sentence in sentences),
+        advice=f"See where each rank is: commtrace doctor {run_name}",
+    )
 
 
 def _exceptions(raised: Mapping[int, str]) -> list[str]:
@@ -314,13 +325,56 @@ def trace_of(report: WireHangReport, job: WatchedJob, groups: _Groups) -> RankTr
     )
 
 
-class HangAggregator:
-    """Joins the reports of the ranks of a hung job; ``sentence`` is the newest finding, empty without a hang."""
+def _stopped_ns(trace: RankTrace) -> int:
+    """Return when a rank that has reported made its last progress, epoch ns."""
+    return trace.metadata.anchor.realtime_ns - (trace.no_progress_ns or 0)
 
-    def __init__(self, job: WatchedJob, ask: AskProcess = process_state, find_stack: FindStack = no_stack) -> None:
-        self.sentence = ""
+
+class _LastSteps(NamedTuple):
+    """The last steps of the ranks that still report; ``ended_at`` is the end of the newest, epoch seconds."""
+
+    ended_at: float
+    of_ranks: Mapping[int, int]
+
+    @classmethod
+    def of(cls, reports: Sequence[Report], now: float) -> _LastSteps | None:
+        """Return None if it is not known, or no matter, when a step ends: before the first, while a rank saves a
+        checkpoint or evaluates, and when ranks have ended in order."""
+        if any(report.window.ended and not report.window.exception for report in reports):
+            return None
+        recent = [
+            report
+            for report in reports
+            if not report.window.ended and now - _closed_at(report) <= SILENT_WINDOWS * report.job.seconds
+        ]
+        stepped = [report for report in recent if report.window.last_step >= 0]
+        if not stepped or any(report.window.phase for report in recent):
+            return None
+        ended_at = max(_closed_at(report) - report.window.age_ns / 1e9 for report in stepped)
+        return cls(ended_at, {report.window.rank: report.window.last_step for report in stepped})
+
+
+def _closed_at(report: Report) -> float:
+    return report.window.window * report.job.seconds
+
+
+class HangAggregator:
+    """Says that a job makes no progress: that no step ends, and what the ranks report that notice it.
+
+    ``finding`` is the newest, None while training goes on. ``run_name`` is the run as ``commtrace doctor`` takes it.
+    """
+
+    def __init__(
+        self,
+        job: WatchedJob,
+        ask: AskProcess = process_state,
+        find_stack: FindStack = no_stack,
+        run_name: str = "RUN",
+    ) -> None:
+        self.finding: Finding | None = None
         self._ask = ask
         self._find_stack = find_stack
+        self._run_name = run_name
         self._stopped_at = 0.0
         self._job = job
         self._first_heard = 0.0
@@ -330,16 +384,18 @@ class HangAggregator:
         self._num_messages = 0
         self._stopped: frozenset[int] = frozenset()
         self._traces: Mapping[int, RankTrace] = {}
+        self._step_at = 0.0
 
-    def look(self, store: MonitorStore, now: float) -> list[LiveEvent]:
-        """Return the event of a hang if there is news; ``now`` is in epoch seconds."""
+    def look(self, store: MonitorStore, now: float, step_ns: int = 0) -> list[LiveEvent]:
+        """Return the event of a hang if there is news.
+
+        ``now`` is in epoch seconds; ``step_ns`` is the length of a usual step, 0 if it is not known.
+        """
         self._read(store)
         stopped, traces = self._stopped, self._traces
         if not traces:
-            was_reported = self._num_reported > 0
-            self._first_heard, self._num_reported, self.sentence = 0.0, 0, ""
-            resumed = LiveEvent(RESUMED, now, -1, "", "Training goes on; no rank hangs any more.")
-            return [resumed] if was_reported else []
+            self._first_heard, self._num_reported = 0.0, 0
+            return self._look_for_steps(store, now, step_ns)
         self._first_heard = self._first_heard or now
         is_news = len(stopped) > self._num_reported or self._have_left_stacks(now)
         has_waited = now - (self._reported_at if self._num_reported else self._first_heard) >= _GATHER_SECONDS
@@ -354,10 +410,31 @@ class HangAggregator:
             return []  # the job ends, and some rank still has work to do
         self._reported_at, self._num_reported = now, len(stopped)
         self._without_stack = [trace for trace in others.silent if not trace.stack][:_MOST_ASKED]
-        unreadable = sorted(stopped.difference(traces))
-        event = hang_event(list(traces.values()), self._job.world_size, now, unreadable, others, self._ask)
-        self.sentence = event.sentence
-        return [event]
+        unreadable, size = sorted(stopped.difference(traces)), self._job.world_size
+        finding = hang_finding(list(traces.values()), size, now, unreadable, others, self._ask, self._run_name)
+        return [self._stopped_event(finding, now, finding.evidence)]
+
+    def _look_for_steps(self, store: MonitorStore, now: float, step_ns: int) -> list[LiveEvent]:
+        """Return the event that no step ends any more, or that training goes on."""
+        after = max(stalled_after_ns(step_ns) / 1e9, 2 * self._job.seconds)  # a rank may report a phase so late
+        if self.finding is None and (not step_ns or now - self._step_at <= after):
+            return []
+        # Only now: reports of thousands of ranks take time, and this is called every second.
+        last = _LastSteps.of(store.reports(), now)
+        self._step_at = now if last is None else last.ended_at
+        if now - self._step_at > after and last is not None:
+            if self.finding is not None:
+                return []
+            quiet_ns, since_ns = round((now - last.ended_at) * 1e9), round(last.ended_at * 1e9)
+            finding = no_progress(since_ns, quiet_ns, step_ns, last.of_ranks, self._run_name)
+            return [self._stopped_event(finding, now, f"{finding.evidence} {finding.advice}")]
+        over, self.finding = self.finding, None
+        sentence = "Training goes on; no rank hangs any more."
+        return [] if over is None else [LiveEvent(CLEARED, round(now * 1e9), over, sentence)]
+
+    def _stopped_event(self, finding: Finding, now: float, sentence: str) -> LiveEvent:
+        is_new, self.finding = self.finding is None, finding
+        return LiveEvent(FOUND if is_new else CHANGED, round(now * 1e9), finding, sentence)
 
     def _have_left_stacks(self, now: float) -> bool:
         if not self._num_reported or now - self._reported_at > _STACK_SECONDS:

@@ -15,14 +15,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from commtrace.errors import CommtraceError
-from commtrace.live.monitoring.findings import JobMeans, LiveEvent, LiveStraggler
+from commtrace.findings.finding import Finding
+from commtrace.findings.status import JobMeans, LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.wire_types import Count, Instant, Key, Number, Rank, Text, WireGroup, WorldSize
 from commtrace.trace.hang_report import Activity, InFlight
 
-GREETING: Final = b"commtrace-monitor 2\n"
+GREETING: Final = b"commtrace-monitor 3\n"
 NONCE_BYTES: Final = 16
 _LENGTH: Final = struct.Struct("!I")
 _MAC_BYTES: Final = 32
@@ -112,9 +113,9 @@ class PeerBaseline(Struct, frozen=True):
 
 
 class MonitorFindings(Struct, frozen=True):
-    """See :class:`commtrace.live.monitoring.findings.JobView`."""
+    """See :class:`commtrace.findings.status.JobView`; the first of each, so that a message is bounded."""
 
-    stragglers: Annotated[tuple[LiveStraggler, ...], Meta(max_length=MOST_EVENTS)] = ()
+    findings: Annotated[tuple[Finding, ...], Meta(max_length=MOST_EVENTS)] = ()
     events: Annotated[tuple[LiveEvent, ...], Meta(max_length=MOST_EVENTS)] = ()
     means: JobMeans | None = None
 

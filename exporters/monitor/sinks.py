@@ -15,27 +15,34 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
+from msgspec import structs
+
+from commtrace.analysis.clocks.time_of_day import iso_utc
 from commtrace.config import MonitorConfig
-from commtrace.exporters.monitor.hangs import HUNG, RESUMED
-from commtrace.exporters.monitor.messages import MOST_EVENTS, MonitorFindings
+from commtrace.exporters.monitor.messages import MOST_BYTES, MOST_EVENTS, MonitorFindings
 from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.findings.finding import HANG, NOT_JUDGED, SILENT, Finding
+from commtrace.findings.status import CLEARED, JobView, LiveEvent, MonitorStatus
 from commtrace.live.http.redaction import http_reason, redacted_url
-from commtrace.live.monitoring.findings import BACK, CLEARED, SILENT, JobView, LiveEvent, LiveStraggler, MonitorStatus
 from commtrace.live.rank import LiveRank
 from commtrace.recording.options import PAGERDUTY, SLACK
 from commtrace.trace.files.safe_files import open_to_append, replace_file
 from commtrace.trace.inputs import printable
-from commtrace.trace.json_values import JsonObject
+from commtrace.trace.json_values import JsonObject, fields_to_json
 
 _logger = logging.getLogger("commtrace")
 
-_MOST_SENTENCE: Final = 4_096
+_MOST_SENTENCE: Final = 2_048
 _MOST_RANKS: Final = 256
+_MOST_HOSTS: Final = 16
+_MOST_NAME: Final = 64
+_MOST_FINDINGS_BYTES: Final = MOST_BYTES // 2
+"""Leaves room for the rest of a reply."""
 
 
 class AlertSink(Protocol):
@@ -54,10 +61,10 @@ class LogSink:
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         for event in events:
             _logger.warning("commtrace: %s", printable(event.sentence))
-        abstentions = status.abstentions
-        if abstentions and not self._abstains:
-            _logger.warning("commtrace: %s", printable(abstentions[0]))
-        self._abstains = bool(abstentions)
+        not_judged = next((finding for finding in status.findings if finding.kind == NOT_JUDGED), None)
+        if not_judged is not None and not self._abstains:
+            _logger.warning("commtrace: %s", printable(not_judged.line()))
+        self._abstains = not_judged is not None
 
 
 class FileSink:
@@ -71,10 +78,10 @@ class FileSink:
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         try:
             self._status.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._status, json.dumps(status.to_json()) + "\n")
+            replace_file(self._status, json.dumps(fields_to_json(status)) + "\n")
             if events:
                 with open(open_to_append(self._events), "a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(event.to_json()) + "\n" for event in events)
+                    file.writelines(json.dumps(fields_to_json(event)) + "\n" for event in events)
             self._failed = False
         except OSError as error:
             if not self._failed:
@@ -90,9 +97,9 @@ class LiveSink:
         rank.joins = True
 
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
-        self._rank.stragglers = status.stragglers
+        self._rank.findings = status.findings
         self._rank.events.extend(events)
-        self._rank.job = JobView(status.stragglers, tuple(self._rank.events), status.means)
+        self._rank.job = JobView(status.findings, tuple(self._rank.events), status.means)
 
 
 class FindingsSink:
@@ -104,15 +111,25 @@ class FindingsSink:
 
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         for event in events:
-            straggler = _with_fewer_ranks(event.straggler) if event.straggler is not None else None
-            self._events.append(replace(event, sentence=event.sentence[:_MOST_SENTENCE], straggler=straggler))
-        stragglers = tuple(map(_with_fewer_ranks, status.stragglers[:MOST_EVENTS]))
-        self._store.publish_findings(MonitorFindings(stragglers, tuple(self._events), status.means))
+            finding, sentence = _shortened(event.finding), event.sentence[:_MOST_SENTENCE]
+            self._events.append(structs.replace(event, finding=finding, sentence=sentence))
+        findings = tuple(map(_shortened, status.findings[:MOST_EVENTS]))
+        told = MonitorFindings(findings, tuple(self._events), status.means)
+        while len(msgspec.json.encode(told)) > _MOST_FINDINGS_BYTES:  # the newest events and the first findings stay
+            told = structs.replace(told, events=told.events[1:], findings=told.findings[: len(told.events)])
+        self._store.publish_findings(told)
 
 
-def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:
+def _shortened(finding: Finding) -> Finding:
     # Half of a large job may be slow, and a message is bounded.
-    return replace(straggler, ranks=straggler.ranks[:_MOST_RANKS])
+    return structs.replace(
+        finding,
+        ranks=finding.ranks[:_MOST_RANKS],
+        hosts=tuple(host[:_MOST_NAME] for host in finding.hosts[:_MOST_HOSTS]),
+        members=tuple(structs.replace(member, host=member.host[:_MOST_NAME]) for member in finding.members),
+        who=finding.who[: _MOST_SENTENCE // 4],
+        evidence=finding.evidence[:_MOST_SENTENCE],
+    )
 
 
 TRIES: Final = 7
@@ -122,8 +139,7 @@ _POST_SECONDS: Final = 5.0
 _LAST_SECONDS: Final = 1.0
 _MOST_WAITING: Final = 100
 
-_ENDS: Final = (CLEARED, BACK, RESUMED)
-_SEVERITIES: Final = {HUNG: "critical", SILENT: "error"}
+_SEVERITIES: Final = {HANG: "critical", SILENT: "error"}
 _MOST_SLACK_TEXT: Final = 3_000
 _MOST_PAGERDUTY_SUMMARY: Final = 1_024
 _MOST_PAGERDUTY_DETAILS: Final = 500_000
@@ -132,12 +148,12 @@ _MOST_PAGERDUTY_DETAILS: Final = 500_000
 
 def json_payload(event: LiveEvent, run_id: str) -> JsonObject:
     """Return an event and its run (docs/json/monitor-event.schema.json)."""
-    return {**event.to_json(), "run_id": run_id}
+    return {**fields_to_json(event), "run_id": run_id}
 
 
 def slack_payload(event: LiveEvent, run_id: str) -> JsonObject:
     """Return a message for an incoming webhook of Slack, or of a compatible chat."""
-    symbol = ":white_check_mark:" if event.kind in _ENDS else ":warning:"
+    symbol = ":white_check_mark:" if event.kind == CLEARED else ":warning:"
     text = f"{symbol} commtrace, run {run_id}: {event.sentence}"
     if len(text) > _MOST_SLACK_TEXT:
         text = f"{text[: _MOST_SLACK_TEXT - 1]}…"
@@ -147,18 +163,18 @@ def slack_payload(event: LiveEvent, run_id: str) -> JsonObject:
 def pagerduty_payload(event: LiveEvent, run_id: str, routing_key: str) -> JsonObject:
     """Return an event of PagerDuty's Events API v2, which opens, adds to or resolves an incident."""
     about: JsonObject = {"routing_key": routing_key, "dedup_key": _incident(event, run_id)}
-    if event.kind in _ENDS:
+    if event.kind == CLEARED:
         return {**about, "event_action": "resolve"}
     details = json_payload(event, run_id)
     if len(json.dumps(details)) > _MOST_PAGERDUTY_DETAILS:
-        details = {name: value for name, value in details.items() if name != "straggler"}
-    payload = {
+        details = {name: value for name, value in details.items() if name != "finding"}
+    payload: JsonObject = {
         "summary": event.sentence[:_MOST_PAGERDUTY_SUMMARY],
-        "source": event.host or run_id,
-        "severity": _SEVERITIES.get(event.kind, "warning"),
-        "timestamp": event.to_json()["time_utc"],
+        "source": event.finding.host or run_id,
+        "severity": _SEVERITIES.get(event.finding.kind, "warning"),
+        "timestamp": iso_utc(event.time_ns),
         "component": run_id,
-        "class": event.straggler.cause if event.straggler else event.kind,
+        "class": event.finding.cause or event.finding.kind,
         "custom_details": details,
     }
     return {**about, "event_action": "trigger", "client": "commtrace", "payload": payload}
@@ -166,11 +182,7 @@ def pagerduty_payload(event: LiveEvent, run_id: str, routing_key: str) -> JsonOb
 
 def _incident(event: LiveEvent, run_id: str) -> str:
     """Return the same key for the begin, the changes and the end of a finding, also after a restart of the job."""
-    if event.straggler is not None:
-        subject = event.straggler.id
-    else:
-        subject = HUNG if event.kind in (HUNG, RESUMED) else f"silent/{event.rank}"
-    return f"commtrace-{hashlib.sha256(f'{run_id}/{subject}'.encode()).hexdigest()[:32]}"
+    return f"commtrace-{hashlib.sha256(f'{run_id}/{event.finding.id}'.encode()).hexdigest()[:32]}"
 
 
 def open_webhook(config: MonitorConfig, run_id: str) -> WebhookSink | None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
     from commtrace.exporters.otlp.sender import MetricSink, SpanSink
-    from commtrace.live.monitoring.findings import LiveEvent
+    from commtrace.findings.status import LiveEvent
 
 _logger = logging.getLogger("commtrace")
 
@@ -148,14 +148,14 @@ def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
 
 
 class _Seen(NamedTuple):
-    keys: frozenset[tuple[float, str, int]] = frozenset()
+    keys: frozenset[tuple[int, str, str]] = frozenset()
 
     def new_events(self, events: Sequence[LiveEvent]) -> list[LiveEvent]:
         return [event for event in events if _key(event) not in self.keys]
 
 
-def _key(event: LiveEvent) -> tuple[float, str, int]:
-    return event.time, event.kind, event.rank
+def _key(event: LiveEvent) -> tuple[int, str, str]:
+    return event.time_ns, event.kind, event.finding.id
 
 
 class OtlpExporter:

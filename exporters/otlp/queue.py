@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from commtrace.config import Config
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary

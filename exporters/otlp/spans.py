@@ -26,7 +26,7 @@ from opentelemetry.util.types import AttributeValue
 
 from commtrace.analysis.matching.roles import role_of
 from commtrace.exporters.otlp.queue import ExportedStep, SpanFilter
-from commtrace.live.monitoring.findings import FOUND, LiveEvent
+from commtrace.findings.status import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep, RepetitionCounter
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary, trace_id
@@ -148,6 +148,8 @@ MOST_LINKS: Final = 8
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NAMED_BY_KIND: Final = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
+_OF_FINDINGS: Final = ("id", "kind", "place", "cause", "cost_ns", "share", "gpu_hours_per_day", "since_step")
+
 _NUMBER: Final = re.compile(r"\d+")
 
 
@@ -265,31 +267,29 @@ class _StepSpans:
         trace, parent = self._place(row)
         return self._span(name, _context(trace, self._maker.next_own_id()), parent, row, attributes)
 
-    def _finding(self, finding: LiveEvent) -> ReadableSpan:
-        # The span of a straggler lasts from its begin to the finding.
-        step, straggler = self._exported.summary.step, finding.straggler
-        at = round(finding.time * 1e9)
+    def _finding(self, event: LiveEvent) -> ReadableSpan:
+        # The span of what is found lasts from its begin until then.
+        step, finding = self._exported.summary.step, event.finding
         attributes: Attributes = {
-            "commtrace.finding": finding.kind,
+            "commtrace.finding": event.kind,
             "commtrace.finding.rank": finding.rank,
             "commtrace.finding.node": finding.host,
-            "commtrace.finding.sentence": finding.sentence,
+            "commtrace.finding.sentence": event.sentence,
         }
-        begins = at
-        if straggler is not None:
-            for name in ("place", "cause", "cost_ms_per_step", "gpu_hours_per_day", "since_step"):
-                attributes[f"commtrace.finding.{name}"] = getattr(straggler, name)
-            if finding.kind == FOUND:
-                begins = round(straggler.since * 1e9)
+        for name in _OF_FINDINGS:
+            value = getattr(finding, name)
+            if value is not None and value != "":
+                attributes[f"commtrace.finding.{name}"] = value
+        begins = finding.since_ns if event.kind == FOUND and finding.since_ns is not None else event.time_ns
         trace = trace_id(self._rank.run_id, step)
         return ReadableSpan(
-            name=finding.kind,
+            name=f"{finding.kind} {event.kind}",
             context=_context(trace, self._maker.next_own_id()),
             parent=self._step_context(step)[1] if self._filter.takes_step(step) else None,
             resource=self._resource,
             attributes=attributes,
-            start_time=min(begins, at),
-            end_time=at,
+            start_time=min(begins, event.time_ns),
+            end_time=event.time_ns,
             instrumentation_scope=self._scope,
         )
 

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
 from commtrace.exporters.prometheus.step_histogram import StepHistogram
-from commtrace.live.monitoring.findings import LiveStraggler
+from commtrace.findings.finding import LOST, SLOW, Finding
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import DeviceMemory, MessageSummary, OperationSummary, StepSummary, trace_id
@@ -147,7 +147,7 @@ def _resident_bytes() -> int | None:
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
 _OPERATION: Final = ("operation", "role")
 _MESSAGE: Final = ("operation", "nodes", "up_to")
-_MOST_STRAGGLERS: Final = 3
+_MOST_SLOW: Final = 3
 _PAUSES: Final = ("checkpoint", "evaluation")
 
 
@@ -372,7 +372,7 @@ class RankCollector(Collector):
         )
 
     def _of_monitor(self) -> Iterator[Metric]:
-        """Yield the run, hangs and pauses of this process and, where the monitor joins the ranks, stragglers."""
+        """Yield the run, hangs and pauses of this process and, where the monitor joins the ranks, its findings."""
         metadata = self._rank.metadata
         about_run = {
             "directory": str(self._rank.directory.absolute()),
@@ -408,28 +408,34 @@ class RankCollector(Collector):
             )
         if not self._rank.joins:
             return
-        yield from _stragglers(self._rank.stragglers[:_MOST_STRAGGLERS])
+        findings = self._rank.findings
+        slow = [finding for finding in findings if finding.kind == SLOW][:_MOST_SLOW]
+        yield from _findings([*slow, *(finding for finding in findings if finding.kind == LOST)])
 
 
-def _stragglers(stragglers: Sequence[LiveStraggler]) -> Iterator[Metric]:
-    """Yield the cost and the begin of each, as the monitor on this rank found; of alike labels, the costliest."""
-    names = ["straggler_rank", "place", "cause"]
+def _findings(findings: Iterable[Finding]) -> Iterator[Metric]:
+    """Yield the cost and the begin of each, as the monitor found it; of alike labels, the costliest."""
+    names = ["kind", "place", "cause", "finding_rank"]
     cost = GaugeMetricFamily(
-        "commtrace_straggler_cost_seconds", "What a slow rank costs in every step; the costliest few.", labels=names
+        "commtrace_finding_cost_seconds",
+        "What a finding costs in every step: of kind slow the costliest few, of kind lost each cause.",
+        labels=names,
     )
-    step = GaugeMetricFamily("commtrace_straggler_since_step", "The first step in which it was slow.", labels=names)
+    step = GaugeMetricFamily("commtrace_finding_since_step", "The first step in which it was slow.", labels=names)
     since = GaugeMetricFamily(
-        "commtrace_straggler_since_timestamp_seconds", "When that step began, epoch seconds.", labels=names
+        "commtrace_finding_since_timestamp_seconds", "When that step began, epoch seconds.", labels=names
     )
-    costliest: dict[tuple[str, str, str], LiveStraggler] = {}
-    for straggler in stragglers:
+    costliest: dict[tuple[str, str, str, str], Finding] = {}
+    for finding in findings:
         # Two links of a rank have the same ones.
-        costliest.setdefault((str(straggler.rank), straggler.place, straggler.cause), straggler)
-    for labels, straggler in costliest.items():
-        cost.add_metric(list(labels), straggler.cost_ms_per_step / 1e3)
-        since.add_metric(list(labels), straggler.since)
-        if straggler.since_step >= 0:
-            step.add_metric(list(labels), straggler.since_step)
+        rank = str(finding.rank) if finding.ranks else ""
+        costliest.setdefault((finding.kind, finding.place, finding.cause, rank), finding)
+    for labels, finding in costliest.items():
+        cost.add_metric(list(labels), (finding.cost_ns or 0.0) / 1e9)
+        if finding.since_ns is not None:
+            since.add_metric(list(labels), finding.since_ns / 1e9)
+        if finding.since_step >= 0:
+            step.add_metric(list(labels), finding.since_step)
     yield from (cost, step, since)
 
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
+from commtrace.findings.finding import LOST, SLOW
+from commtrace.findings.status import JobMeans, JobView, LiveEvent
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary, mfu
 
@@ -92,7 +93,7 @@ class RankSeries:
     def __init__(self, rank: LiveRank) -> None:
         self._rank = rank
         self._zeros: dict[str, float] = {}
-        self._found: frozenset[tuple[float, str]] = frozenset()
+        self._found: frozenset[tuple[int, str]] = frozenset()
         self._last_step = -1
         self._written_means: JobMeans | None = None
 
@@ -119,21 +120,23 @@ class RankSeries:
         if job is None or job.means is None or job.means is self._written_means:
             return
         means = self._written_means = job.means
-        costs = [straggler.cost_ms_per_step / 1e3 for straggler in job.stragglers]
+        costs_ns = [finding.cost_ns or 0.0 for finding in job.findings if finding.kind == SLOW]
         seconds = {
             "step_seconds": means.step_ns,
             **{f"{_WORDS.get(word, word)}_seconds": ns for word, ns in means.work_ns.items()},
             **{f"exposed_seconds/{role}": ns for role, ns in means.exposed_ns.items()},
+            **{f"lost_seconds/{lost.cause}": lost.cost_ns or 0.0 for lost in job.findings if lost.kind == LOST},
+            "straggler_cost_seconds": max(costs_ns, default=0.0),
         }
         values = {name: ns / 1e9 for name, ns in seconds.items()}
-        values |= {"stragglers": float(len(costs)), "straggler_cost_seconds": max(costs, default=0.0)}
+        values["stragglers"] = float(len(costs_ns))
         yield Point(JOB, means.step, time, values)
 
     def findings(self) -> list[DatedEvent]:
         """Return the findings of the monitor since the last call."""
         events = () if self._rank.job is None else self._rank.job.events
         new = [
-            DatedEvent(self._last_step, event) for event in events if (event.time, event.sentence) not in self._found
+            DatedEvent(self._last_step, event) for event in events if (event.time_ns, event.sentence) not in self._found
         ]
-        self._found = frozenset((event.time, event.sentence) for event in events)
+        self._found = frozenset((event.time_ns, event.sentence) for event in events)
         return new

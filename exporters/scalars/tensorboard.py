@@ -49,7 +49,7 @@ class EventFile:
             self._add(Event(wall_time=point.time, step=point.step, summary=Summary(value=values)))
         for step, event in findings:
             summary = text(f"{PREFIX}/findings", event.sentence[:_MOST_TEXT])
-            self._add(Event(wall_time=event.time, step=max(step, 0), summary=summary))
+            self._add(Event(wall_time=event.time_ns / 1e9, step=max(step, 0), summary=summary))
         self._file.flush()
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def _wait_for_events(directory: Path, log: Path) -> list[dict[str, Any]]:
     path, found, since = directory / "monitor.jsonl", list[dict[str, Any]](), 0.0
     while time.monotonic() < deadline:
         lines = path.read_text().splitlines() if path.exists() else []
-        hangs = [event for event in map(json.loads, lines) if event["kind"] == "hang"]
+        hangs = [event for event in map(json.loads, lines) if event["finding"]["kind"] == "hang"]
         if len(hangs) > len(found):
             found, since = hangs, time.monotonic()
         if found and time.monotonic() - since > 5:
@@ -76,7 +76,7 @@ def _wait_for_events(directory: Path, log: Path) -> list[dict[str, Any]]:
 
 def test_the_rank_that_does_not_come_is_named_with_its_place(tmp_path: Path) -> None:
     event, dumps = hung_job(tmp_path / "run", "2", "sleeps")
-    assert event["rank"] == 2, event
+    assert event["finding"]["ranks"] == [2], event
     assert "Hung at seq 100 of the" in event["sentence"]
     assert "Root: rank 2" in event["sentence"]
     assert "inside data" in event["sentence"]
@@ -92,6 +92,6 @@ def test_the_rank_that_does_not_come_is_named_with_its_place(tmp_path: Path) -> 
 def test_a_dead_rank_is_named(tmp_path: Path) -> None:
     event, dumps = hung_job(tmp_path / "run", "3", "dies")
     assert sorted(dumps) == [0, 1, 2]
-    assert event["rank"] == 3, event
+    assert event["finding"]["ranks"] == [3], event
     assert "Rank 3 gave its last sign of life" in event["sentence"]
     assert " is gone." in event["sentence"]

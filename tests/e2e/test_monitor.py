@@ -117,27 +117,28 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
         assert job.events() == []
         job.slow.write_text("2 0.2")
         slowed_at = time.time()
-        found = job.wait_for("straggler", 40)
-        named = [one["rank"] for one in job.status()["stragglers"]]
+        found = job.wait_for("found", 40)
+        named = [one["ranks"] for one in job.status()["findings"] if one["kind"] == "slow"]
         job.slow.unlink()
         recovered = job.wait_for("recovered", 40)
     finally:
         job.slow.with_name("stop").touch()
         job.join()
-    assert (found["rank"], found["straggler"]["cause"]) == (2, "unknown")  # this program names no forward
-    assert named == [2]
+    slow = found["finding"]
+    assert (slow["kind"], slow["ranks"], slow["cause"]) == ("slow", [2], "unknown")  # this program names no forward
+    assert named == [[2]]
     # Told at the third end of a window after the fault, at the latest.
-    assert found["time"] - slowed_at < MOST_SECONDS_TO_NAME
-    assert found["time"] // WINDOW_SECONDS - slowed_at // WINDOW_SECONDS <= 3
-    assert 0.5 * 16 < found["straggler"]["cost_ms_per_step"] < 1.5 * 16
-    assert recovered["rank"] == 2
+    assert found["time_ns"] / 1e9 - slowed_at < MOST_SECONDS_TO_NAME
+    assert found["time_ns"] / 1e9 // WINDOW_SECONDS - slowed_at // WINDOW_SECONDS <= 3
+    assert 0.5 * 16 < slow["cost_ns"] / 1e6 < 1.5 * 16
+    assert recovered["finding"]["ranks"] == [2]
     assert job.completed is not None
     assert job.completed.returncode == 0, job.completed.stdout
     assert "commtrace: Rank 2 on" in job.completed.stdout
     assert "rank-hours per day" in job.completed.stdout
     assert "is as fast as its peers again" in job.completed.stdout
-    assert [event["kind"] for event in job.events()] == ["straggler", "recovered"], job.events()
-    assert [event["kind"] for event in received] == ["straggler", "recovered"]
+    assert [event["kind"] for event in job.events()] == ["found", "recovered"], job.events()
+    assert [event["kind"] for event in received] == ["found", "recovered"]
     _job_steps_hold_the_steps_of_all_ranks(spans)
 
 

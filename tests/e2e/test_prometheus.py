@@ -222,8 +222,8 @@ def _the_slow_rank_is_named(job: Job) -> None:
         return [title for title, expr in panels() if title not in empty and not job.has_data(expr)]
 
     def named() -> list[str]:
-        found = job.server.query("commtrace_straggler_cost_seconds")
-        return [sample.labels["straggler_rank"] for sample in found]
+        found = job.server.query('commtrace_finding_cost_seconds{kind="slow"}')
+        return [sample.labels["finding_rank"] for sample in found]
 
     prometheus.until(lambda: not without_data(), SECONDS, without_data)
     prometheus.until(lambda: named() == [SLOW_RANK], SECONDS, named)

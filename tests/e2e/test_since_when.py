@@ -44,9 +44,9 @@ class Job(threading.Thread):
         deadline = time.monotonic() + self._timeout
         while time.monotonic() < deadline and self.is_alive():
             path = self.directory / "monitor.json"
-            for straggler in json.loads(path.read_text())["stragglers"] if path.exists() else ():
-                if straggler["rank"] == rank:
-                    found: dict[str, Any] = straggler
+            for finding in json.loads(path.read_text())["findings"] if path.exists() else ():
+                if finding["kind"] == "slow" and finding["ranks"] == [rank]:
+                    found: dict[str, Any] = finding
                     return found
             time.sleep(0.1)
         raise AssertionError(f"rank {rank} was not named: {self.completed and self.completed.stdout}")
@@ -71,19 +71,17 @@ def test_the_monitor_top_and_the_summary_name_the_step_in_which_a_rank_became_sl
     assert job.completed.returncode == 0, job.completed.stdout
     assert abs(named["since_step"] - 30) <= named["since_within_steps"] <= 2
     assert f"since step {named['since_step']}, " in job.completed.stdout or named["since_within_steps"]
-    (slow,) = shown["stragglers"]
-    assert (slow["since"], slow["since_step"]) == (named["since"], named["since_step"])
+    (slow,) = [finding for finding in shown["findings"] if finding["kind"] == "slow"]
+    assert (slow["id"], slow["since_ns"], slow["since_step"]) == (named["id"], named["since_ns"], named["since_step"])
 
     (verdict,) = printed("summary", str(run))["stragglers"]
     assert abs(verdict["since_step"] - named["since_step"]) <= named["since_within_steps"]
     since_utc = verdict["stretches"][0]["since_utc"] if verdict["stretches"] else verdict["since_utc"]
     if verdict["since_step"] == named["since_step"]:
         at = datetime.fromisoformat(since_utc).astimezone(timezone.utc).timestamp()
-        assert at == pytest.approx(named["since"], abs=0.002), "the same step began at the same time"
+        assert at == pytest.approx(named["since_ns"] / 1e9, abs=0.002), "the same step began at the same time"
     (event, *_) = [json.loads(line) for line in (run / "monitor.jsonl").read_text().splitlines()]
-    assert event["straggler"]["since_utc"] == datetime.fromtimestamp(
-        event["straggler"]["since"], timezone.utc
-    ).isoformat(timespec="milliseconds")
+    assert (event["kind"], event["finding"]["id"]) == ("found", named["id"])
 
 
 def test_a_fault_that_moves_between_ranks_gives_findings_with_the_steps_of_the_summary(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from commtrace.synth.synthesis import synthesize, write
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.schema import mark_row
 from commtrace.trace.selection import make_request, read_requests, write_request
 from commtrace.viewer.run_view import RunView
@@ -61,6 +62,7 @@ from tests.interchange.simulators.aicb_files import write as write_aicb_log
 from tests.interchange.traces import ascend_files, kineto_files
 from tests.interchange.whatif_study.whatif_files import COLUMNS, two_stages, write_trace
 from tests.interchange.worker_logs import job, write_log
+from tests.live.findings import hang_finding, not_judged, slow_finding, status
 from tests.trace.rows import mark, row, steps, write_rank
 
 Command = list[str]
@@ -109,10 +111,8 @@ def _make_run(folder: Path) -> None:
         ])  # fmt: skip
         writer.write([mark_row("in_flight", [in_flight], at_ns=last), mark_row("activity", activity, at_ns=last)])
         writer.write([mark_row("progress", {"step": 4}, at_ns=last)])
-    status = {"time": 1.8e9, "stragglers": [
-        {"rank": 1, "host": "a", "cause": "compute", "cost_ms_per_step": 3.0, "evidence": "E.", "since": 1.7e9}
-    ]}  # fmt: skip
-    (folder / "run" / "monitor.json").write_text(json.dumps(status))
+    told = fields_to_json(status(slow_finding(1), hang_finding(), not_judged("E.")))
+    (folder / "run" / "monitor.json").write_text(json.dumps(told))
     write_request(folder / "run", make_request("synthetic", 0, 5, 3, by="somebody"))
 
 

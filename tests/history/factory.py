@@ -8,9 +8,12 @@ from typing import Any
 
 from commtrace.analysis.hangs.job_end import ENDED
 from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.findings.finding import Member
 from commtrace.history.facts import RunFacts
 from commtrace.history.store import StoredRun
 from commtrace.history.verdicts import ANALYSIS, Named, RunVerdict
+from commtrace.trace.json_values import fields_to_json
+from tests.live.findings import slow_finding
 from tests.trace.rows import mark, steps, write_rank
 
 BEGIN_NS = 1_700_000_000_000_000_000
@@ -61,14 +64,16 @@ def entry(directory: str = "one", *verdicts: RunVerdict, **changes: Any) -> Stor
 
 def write_monitor(directory: Path, *lines: Any, **status: Any) -> None:
     """Write ``monitor.json``, and ``monitor.jsonl`` with these events."""
-    (directory / "monitor.json").write_text(json.dumps({"time": 1_700_000_005.5, "last_step": 7, **status}))
+    (directory / "monitor.json").write_text(
+        json.dumps({"time_ns": 1_700_000_005_500_000_000, "last_step": 7, **status})
+    )
     (directory / "monitor.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def live(host: str = "beta", cause: str = "compute", **changes: Any) -> dict[str, Any]:
-    """Return a straggler as the monitor writes it."""
-    fields = {"rank": 1, "host": host, "who": f"rank 1 on {host}", "place": "ranks", "cause": cause, "ranks": [1]}
-    return {**fields, "cost_ms_per_step": 2.5, "members": [{"rank": 1, "host": host}], **changes}
+    """Return a slow rank as the monitor writes it."""
+    who = {"who": f"rank 1 on {host}", "hosts": (host,), "members": (Member(1, host, 2.5e6),)}
+    return fields_to_json(slow_finding(1, **{"cause": cause, "cost_ns": 2.5e6, **who, **changes}))
 
 
 def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:

@@ -119,7 +119,7 @@ def test_a_verdict_on_an_earlier_attempt_is_not_that_of_the_run(tmp_path: Path) 
 
 def test_the_monitor_is_asked_where_nobody_else_judged(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", hosts=("alpha", "beta"))
-    write_monitor(run, stragglers=[live()])
+    write_monitor(run, findings=[live()])
 
     by_monitor = only(listed(tmp_path)).verdict
     remember(run, verdict(), now_ns=LATER_NS)
@@ -142,7 +142,7 @@ def test_a_damaged_file_of_the_monitor_is_a_problem_of_the_run(tmp_path: Path) -
 
 def test_findings_of_the_monitor_are_kept_without_another_verdict(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    write_monitor(run, stragglers=[live()])
+    write_monitor(run, findings=[live()])
 
     remember(run, None, now_ns=LATER_NS)
 

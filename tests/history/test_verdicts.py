@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.errors import TraceFormatError
+from commtrace.findings.status import MonitorStatus
 from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis, verdict_of_monitor
-from commtrace.live.monitoring.findings import LiveStraggler, MonitorStatus, found
+from commtrace.live.monitoring.standing import found
+from commtrace.trace.json_values import fields_to_json
 from tests.history.factory import live, straggler, write_monitor
+from tests.live.findings import hang_finding, silent_finding, slow_finding
+
+
+def event(kind: str, finding: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, "time_ns": 5, "finding": finding, "sentence": "Said."}
 
 
 def kept(*verdicts: Verdict, abstentions: tuple[str, ...] = ()) -> RunVerdict:
@@ -53,11 +61,11 @@ def test_nobody_named_is_a_judgement_unless_something_could_not_be_judged() -> N
 def test_the_monitor_named_what_its_events_and_its_status_say(tmp_path: Path) -> None:
     write_monitor(
         tmp_path,
-        {"kind": "straggler", "straggler": live(cost_ms_per_step=9.0)},
-        {"kind": "changed", "straggler": live(cost_ms_per_step=4.0)},
-        {"kind": "recovered", "straggler": live(cause="gc")},
-        {"kind": "silent", "straggler": None},
-        stragglers=[live("alpha", "data", cost_ms_per_step=5.0)],
+        event("found", live(cost_ns=9e6)),
+        event("changed", live(cost_ns=4e6)),
+        event("recovered", live(cause="gc")),
+        event("found", fields_to_json(silent_finding(2))),
+        findings=[live("alpha", "data", cost_ns=5e6), fields_to_json(hang_finding())],
     )
 
     found = verdict_of_monitor(tmp_path, attempt=1)
@@ -72,13 +80,10 @@ def test_the_monitor_named_what_its_events_and_its_status_say(tmp_path: Path) ->
 
 
 def test_the_files_of_a_real_monitor_are_read(tmp_path: Path) -> None:
-    slow = LiveStraggler(
-        3, "beta", "rank 3 on beta", "ranks", "compute", 1e9, 7.5, 1.0, "evidence", "next", ranks=(3,),
-        members=(NamedRank(3, "beta", 7.5),),
-    )  # fmt: skip
-    status = MonitorStatus(2e9, 4, 4, (), 10.0, 41, False, None, (), (slow,))
-    write_monitor(tmp_path, found(slow, 1e9, "GPU").to_json())
-    (tmp_path / "monitor.json").write_text(json.dumps(status.to_json()))
+    slow = slow_finding(3, who="rank 3 on beta", hosts=("beta",), cost_ns=7.5e6)
+    status = MonitorStatus(time_ns=2 * 10**18, last_step=41, findings=(slow,))
+    write_monitor(tmp_path, fields_to_json(found(slow, 10**18, "GPU")))
+    (tmp_path / "monitor.json").write_text(json.dumps(fields_to_json(status)))
 
     verdict = verdict_of_monitor(tmp_path, attempt=0)
 
@@ -88,9 +93,9 @@ def test_the_files_of_a_real_monitor_are_read(tmp_path: Path) -> None:
 
 
 def test_a_torn_line_of_the_monitor_is_passed_over(tmp_path: Path) -> None:
-    write_monitor(tmp_path, {"kind": "straggler", "straggler": live()})
+    write_monitor(tmp_path, event("found", live()))
     with (tmp_path / "monitor.jsonl").open("a") as file:
-        file.write('{"kind": "straggler", "strag')
+        file.write('{"kind": "found", "find')
 
     found = verdict_of_monitor(tmp_path, attempt=0)
 
@@ -112,14 +117,14 @@ def test_without_a_monitor_there_is_no_verdict(tmp_path: Path) -> None:
 
 
 def test_another_monitor_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "monitor.json").write_text('{"time": "noon"}')
+    (tmp_path / "monitor.json").write_text('{"time_ns": "noon"}')
 
     with pytest.raises(TraceFormatError, match=r"monitor\.json is not what a monitor writes"):
         verdict_of_monitor(tmp_path, attempt=0)
 
 
 def test_words_of_a_monitor_cannot_move_the_cursor(tmp_path: Path) -> None:
-    write_monitor(tmp_path, stragglers=[live("be\x1b[2Jta")])
+    write_monitor(tmp_path, findings=[live("be\x1b[2Jta")])
 
     found = verdict_of_monitor(tmp_path, attempt=0)
 

@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from commtrace.live.monitoring.findings import LiveStraggler, MonitorStatus
+from msgspec.structs import replace
 
-_RANK_1 = LiveStraggler(
-    rank=1, host="node0", who="rank 1 on node0", place="ranks", cause="compute", since=5.0, cost_ms_per_step=12.0,
-    gpu_hours_per_day=1.0, evidence="Evidence.", next_step="Do this.", ranks=(1,), since_step=30,
+from commtrace.findings.finding import HANG, NOT_JUDGED, SILENT, SLOW, Finding, Member, finding_id
+from commtrace.findings.status import MonitorStatus
+
+SECOND = 1_000_000_000
+
+_RANK_1 = Finding(
+    id="", kind=SLOW, place="ranks", cause="compute", since_ns=5 * SECOND, since_step=30, cost_ns=12e6, share=0.12,
+    gpu_hours_per_day=1.0, evidence="Evidence.", advice="Do this.",
 )  # fmt: skip
 
 
-def live_straggler(rank: int = 1, **changes: Any) -> LiveStraggler:
-    """One that is slow in all that it computes."""
-    return replace(_RANK_1, rank=rank, ranks=(rank,), **changes)
+def slow_finding(rank: int = 1, **changes: Any) -> Finding:
+    """A rank that is slow in all that it computes."""
+    finding = replace(
+        _RANK_1,
+        who=f"rank {rank} on node0",
+        ranks=(rank,),
+        hosts=("node0",),
+        members=(Member(rank, "node0", 12e6),),
+    )
+    finding = replace(finding, **changes)
+    return replace(finding, id=finding_id(finding.kind, finding.place, finding.cause, finding.ranks))
 
 
-def status(*stragglers: LiveStraggler, abstentions: tuple[str, ...] = ()) -> MonitorStatus:
+def silent_finding(rank: int = 3) -> Finding:
+    return Finding(
+        id=finding_id(SILENT, "ranks", "", [rank]), kind=SILENT, place="ranks", who=f"rank {rank} on node0",
+        ranks=(rank,), hosts=("node0",), since_ns=SECOND, evidence=f"Rank {rank} on node0 is silent.",
+    )  # fmt: skip
+
+
+def hang_finding(evidence: str = "Training has stopped.") -> Finding:
+    return Finding(id=HANG, kind=HANG, place="ranks", who="rank 2", ranks=(2,), evidence=evidence, advice="Look.")
+
+
+def not_judged(reason: str, number: int = 0) -> Finding:
+    return Finding(id=f"not_judged/{number}", kind=NOT_JUDGED, evidence=reason)
+
+
+def status(*findings: Finding) -> MonitorStatus:
     """A job of eight ranks that all report."""
-    return MonitorStatus(5.0, 8, 8, (), 100.0, 3, False, None, abstentions, stragglers)
+    return MonitorStatus(
+        time_ns=5 * SECOND, world_size=8, ranks_heard=8, step_ns=100_000_000, last_step=3, findings=findings
+    )

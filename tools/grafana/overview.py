@@ -154,14 +154,16 @@ def _alerts_and_findings() -> Row:
                 "That fire now, with a link to what to do. Empty is good.",
             ),
             table(
-                FOUND, [Query(f"commtrace_straggler_cost_seconds{{{RUN}}}", "cost")],
+                FOUND, [Query(f"commtrace_finding_cost_seconds{{{RUN}}}", "cost")],
                 [
-                    Column("straggler_rank", "Slow rank", link=link_to("rank", "rank", CELL)),
+                    Column("kind", "Kind"),
+                    Column("finding_rank", "Rank", link=link_to("rank", "rank", CELL)),
                     Column("place", "Place"),
                     Column("cause", "Cause"),
                     Column("Value", "Costs per step", "s"),
                 ],
-                "Slow ranks, with cause and cost (COMMTRACE_EXPORT=prometheus,monitor). Empty is good.",
+                "What costs time in every step: slow ranks, stages and links, and lost time by cause "
+                "(COMMTRACE_EXPORT=prometheus,monitor).",
             ),
         ],
         height=6,

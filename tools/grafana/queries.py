@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from commtrace.analysis.stragglers.limits import LIVE, SUMS
 from tools.grafana.panels import Column, Link, Panel, Query, lines
 
 RUN: Final = 'run_id=~"$run_id"'
 NODE: Final = 'run_id=~"$run_id", node=~"$node"'
 RANK: Final = 'run_id=~"$run_id", rank=~"$rank"'
-SLOW: Final = ((1.05, "yellow"), (1.1, "red"))
+SLOW: Final = ((1 + LIVE.share, "yellow"), (1 + SUMS.share, "red"))
 """Limits of the straggler score, as in the alert."""
 
 OPERATION: Final = "operation, role"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from commtrace.exporters.monitor.messages import WatchedJob
     from commtrace.exporters.monitor.sinks import AlertSink, WebhookSink
     from commtrace.exporters.monitor.store import MonitorStore
-    from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
+    from commtrace.findings.status import LiveEvent, MonitorStatus
 
 _POLL_SECONDS = 1.0
 
@@ -130,6 +130,8 @@ class _Printed:
     def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         import json
 
+        from commtrace.trace.json_values import fields_to_json
+
         for event in events:
-            when = time.strftime("%H:%M:%S", time.localtime(event.time))
-            typer.echo(json.dumps(event.to_json()) if self._as_json else f"{when} {printable(event.sentence)}")
+            when = time.strftime("%H:%M:%S", time.localtime(event.time_ns / 1e9))
+            typer.echo(json.dumps(fields_to_json(event)) if self._as_json else f"{when} {printable(event.sentence)}")

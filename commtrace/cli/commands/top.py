@@ -20,10 +20,9 @@ from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError
-from commtrace.findings.causes import format_cause
-from commtrace.findings.finding import format_since_step
+from commtrace.findings.finding import LOST, NOT_JUDGED, RECORDING, SLOW, Finding, format_since_step
 from commtrace.findings.formatting import format_duration
-from commtrace.live.top.frame import MOST_STEPS, URGENT, Frame, RankRow, Slow, choose_ranks
+from commtrace.live.top.frame import MOST_STEPS, URGENT, Frame, RankRow, choose_ranks
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 from commtrace.trace.inputs import printable, printable_lines
 
@@ -151,7 +150,7 @@ WIDEST: Final = 200
 
 _ROWS_WITHOUT_TERMINAL: Final = 16
 _FEWEST_ROWS: Final = 4
-_MOST_STRAGGLERS: Final = 3
+_MOST_FINDINGS: Final = 3
 _MOST_NOTES: Final = 4
 _MOST_ROLES: Final = 4
 _MOST_ROLE_COLUMNS: Final = 3
@@ -247,28 +246,33 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
         yield from _wrapped(note, width, "bold red" if note.startswith(URGENT) else "yellow", "  ")
     if len(frame.notes) > _MOST_NOTES:
         yield Text(f"({len(frame.notes) - _MOST_NOTES} more notes: --json)", "dim")
-    for one in frame.stragglers[:_MOST_STRAGGLERS]:
-        yield _slow_line(one)
-        yield from _wrapped(f"  {one.evidence}", width, "", "  ")
-    if len(frame.stragglers) > _MOST_STRAGGLERS:
-        yield Text(f"({len(frame.stragglers) - _MOST_STRAGGLERS} more that cost less: --json)", "dim")
-    if not frame.stragglers:
-        if frame.abstentions:
-            yield from _wrapped(f"Not judged: {frame.abstentions[0]}", width, "yellow", "  ")
+    urgent = [finding for finding in frame.findings if finding.kind not in (LOST, RECORDING, NOT_JUDGED)]
+    for finding in urgent[:_MOST_FINDINGS]:
+        by = _by(finding, frame.sources.get(finding.id, ""))
+        if finding.kind == SLOW:
+            yield Text.assemble((f"STRAGGLER {finding.line()}", "bold red"), by)
+            yield from _wrapped(f"  {finding.evidence}", width, "", "  ")
+        else:
+            yield from _wrapped(f"{finding.kind.upper()}: {finding.line()}{by}", width, "bold red", "  ")
+            yield from _wrapped(f"  {finding.advice}", width, "", "  ")
+    if len(urgent) > _MOST_FINDINGS:
+        yield Text(f"({len(urgent) - _MOST_FINDINGS} more that cost less: --json)", "dim")
+    if not any(finding.kind == SLOW for finding in frame.findings):
+        not_judged = next((finding for finding in frame.findings if finding.kind == NOT_JUDGED), None)
+        if not_judged is not None:
+            yield from _wrapped(not_judged.line(), width, "yellow", "  ")
         elif frame.num_steps:
             yield Text("No straggler in these steps.", "green")
     yield from _most_waited_for(frame)
 
 
-def _slow_line(one: Slow) -> Text:
-    cost = f", costs {milliseconds(one.cost_ms_per_step * 1e6)} ms per step" if one.cost_ms_per_step is not None else ""
+def _by(finding: Finding, source: str) -> str:
+    """Return who says so, and since when it holds."""
     since = ""
-    if one.since is not None:
-        step = "" if one.since_step is None else f"{format_since_step(one.since_step, one.since_within_steps)}, "
-        since = f", since {step}{clock_time(round(1e9 * one.since))}"
-    return Text.assemble(
-        (f"STRAGGLER {one.who}: {format_cause(one.cause)}{cost}", "bold red"), f" (by the {one.source}{since})"
-    )
+    if finding.since_ns is not None:
+        step = format_since_step(finding.since_step, finding.since_within_steps)
+        since = f", since {step}{', ' if step else ''}{clock_time(finding.since_ns)}"
+    return f" (by the {source}{since})"
 
 
 def _most_waited_for(frame: Frame) -> Iterator[Text]:
@@ -325,7 +329,7 @@ def _table(frame: Frame, most: int, width: int) -> Iterator[Text]:
     bar = min(_WIDEST_BAR, width - sum(widths) - 2 * len(widths))
     has_bar = bar >= _NARROWEST_BAR and any(row.parts for row in rows)
     yield Text(_line([column.heading for column in columns], columns, widths), "bold")
-    slow = {rank for one in frame.stragglers for rank in (one.rank, *one.others)}
+    slow = frame.slow_ranks
     for row in rows:
         style = "bold red" if row.rank in slow or row.state == "silent" else ""
         line = Text(_line([column.cell(row) for column in columns], columns, widths), style)

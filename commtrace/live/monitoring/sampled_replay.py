@@ -25,6 +25,7 @@ from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
 from commtrace.analysis.stragglers.late_hosts import LaunchLateness, launches_of
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
+from commtrace.analysis.stragglers.list_of_findings import list_findings
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
     compare_microbatches,
@@ -41,9 +42,9 @@ from commtrace.analysis.stragglers.slow_ranks import (
     normal_speed,
 )
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CHECKPOINT, PAUSES
+from commtrace.findings.finding import Finding
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
@@ -146,7 +147,7 @@ class Price(NamedTuple):
     """The cost of a slow rank, ns per step; shares are None if there are too many slow ranks."""
 
     set_ns: float  # of its set, with all other slow ranks mended as well
-    share_ns: float | None = None  # see verdict.Member, like alone_ns
+    share_ns: float | None = None  # see findings.Member, like alone_ns
     alone_ns: float | None = None
 
 
@@ -155,7 +156,7 @@ class Priced:
     """The result of a replay; mappings are by rank."""
 
     of_rank: Mapping[int, Price]  # the cost of each slow rank
-    verdicts: Sequence[Verdict]  # on stages, sequences and links, costliest first
+    of_no_rank: Sequence[Finding]  # stages, sequences, links, launch-bound work; costliest first
     explained_ns: Mapping[int, float]  # excess in work that peers do as well
     phases: Mapping[int, str]  # the one phase in which the set of a slow rank is slow; empty if it is not one
     phase_texts: Mapping[int, str]  # the longer phases with numbers, if there are few slow ranks
@@ -217,7 +218,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
     has_stage = any(verdict.cause == _STAGE for verdict in verdicts)
     return Priced(
         of_rank=of_rank,
-        verdicts=sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
+        of_no_rank=list_findings(verdicts, ()),
         explained_ns=_explained_ns(found),
         phases={rank: slow_phase(found.work, one) for one in slow for rank in one},
         phase_texts={rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},

@@ -27,10 +27,10 @@ from commtrace.analysis.stragglers.microbatches import (
 )
 from commtrace.analysis.stragglers.places import RankPlace, format_place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import WORK
-from commtrace.analysis.stragglers.verdict import NamedRank
-from commtrace.findings.causes import CAUSES, PAUSES, RANKS, advice
-from commtrace.live.monitoring.findings import LiveStraggler, Since
+from commtrace.findings.causes import CAUSES, OF_DIVISION, PAUSES, RANKS, advice
+from commtrace.findings.finding import SLOW, Finding, Member, Norm, finding_id
 from commtrace.live.monitoring.sampled_replay import Price, Priced
+from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.window import WORK as WORDS
 
 MOST_MEMBERS: Final = 16
@@ -75,7 +75,7 @@ class SlowNow(NamedTuple):
     excess_ns_of: tuple[float, ...]  # over normal, likewise
     excess_ns: float
     normal_ns: float
-    norm_source: str  # the source of normal
+    norm: Norm  # the source of normal
     waited_ns: float  # stall of a rank that is not slow
     duration_ns: float  # of a step
     replays: RankReplays = RankReplays()
@@ -127,7 +127,7 @@ def cost_ns(members: Sequence[SlowNow]) -> float:
     )
 
 
-def straggler_of(
+def finding_of(
     places: Mapping[int, RankPlace],
     place: str,
     members: Sequence[SlowNow],
@@ -135,7 +135,7 @@ def straggler_of(
     *,
     replica_of: Mapping[int, int],
     devices: Sequence[DeviceEvidence | None] = (),
-) -> LiveStraggler:
+) -> Finding:
     """Return a set of slow ranks as a finding.
 
     Args:
@@ -144,7 +144,8 @@ def straggler_of(
         world_size: ranks of the job.
         replica_of: by rank, its place in data parallelism.
     """
-    first, cost, ranks = members[0], cost_ns(members), [one.rank for one in members]
+    first, cost, ranks = members[0], cost_ns(members), tuple(one.rank for one in members)
+    share = cost / max(first.duration_ns, 1.0)
     cause, earliest = cause_of(members), min((one.since for one in members), key=lambda since: since.time)
     if cause in ("compute", LATE) and are_throttled(devices):
         cause = THROTTLED
@@ -160,32 +161,29 @@ def straggler_of(
         evidence += f" {launched}"
     if is_of_device(place, cause) and devices and devices[0] is not None:
         evidence += f" {device_sentence(devices[0], first.rank, len(members))}"
-    return LiveStraggler(
-        rank=first.rank,
-        host=places[first.rank].host,
-        who=format_replicas(replica_of, ranks) if cause == SEQUENCES else format_place(places, place, sorted(ranks)),
+    finding = Finding(
+        id=finding_id(SLOW, place, cause, ranks),
+        kind=SLOW,
         place=place,
         cause=cause,
-        since=earliest.time,
-        cost_ms_per_step=cost / 1e6,
-        gpu_hours_per_day=cost / max(first.duration_ns, 1.0) * 24 * world_size,
-        evidence=evidence,
-        next_step=advice(cause, len(members), place),
-        ranks=tuple(sorted(ranks)),
+        who=format_replicas(replica_of, ranks) if cause == SEQUENCES else format_place(places, place, sorted(ranks)),
+        ranks=ranks,
+        hosts=() if cause in OF_DIVISION else tuple(dict.fromkeys(places[rank].host for rank in ranks)),
         members=tuple(_member(places, one) for one in members[:MOST_MEMBERS]),
-    ).beginning(earliest)
+        cost_ns=cost,
+        share=share,
+        gpu_hours_per_day=share * 24 * world_size,
+        norm=first.norm,
+        evidence=evidence,
+        advice=advice(cause, len(members), place),
+    )
+    return earliest.of(finding)
 
 
-def _member(places: Mapping[int, RankPlace], one: SlowNow) -> NamedRank:
+def _member(places: Mapping[int, RankPlace], one: SlowNow) -> Member:
     price = one.replays.price
     share, alone = (price.share_ns, price.alone_ns) if price is not None else (None, None)
-    return NamedRank(
-        one.rank,
-        places[one.rank].host,
-        one.excess_ns / 1e6,
-        None if share is None else share / 1e6,
-        None if alone is None else alone / 1e6,
-    )
+    return Member(one.rank, places[one.rank].host, one.excess_ns, share, alone)
 
 
 def _evidence(places: Mapping[int, RankPlace], place: str, cause: str, members: Sequence[SlowNow]) -> str:
@@ -194,21 +192,19 @@ def _evidence(places: Mapping[int, RankPlace], place: str, cause: str, members: 
     if cause == SEQUENCES:
         return evidence_of_longer_input(ranks, percent, first.replays.long_input or "")
     if len(members) == 1:
-        where, normal_ms, excess_ms = rank_and_host(places, first.rank), first.normal_ns / 1e6, first.excess_ns / 1e6
+        where, normal_ms, excess_ms = format_rank(places, first.rank), first.normal_ns / 1e6, first.excess_ns / 1e6
         if cause in PAUSES:
             at = WORDS.index(cause)
             return one_pauses_longer(where, cause, first.work_ns_of[at] / 1e6, first.excess_ns_of[at] / 1e6) + "."
         details = format_work(cause, normal_ms + excess_ms, first.replays.phases)
-        return one_needs_longer(where, details, excess_ms, first.norm_source, normal_ms, "means of a window") + "."
+        return one_needs_longer(where, details, excess_ms, first.norm, normal_ms, "means of a window") + "."
     all_excess_ms = [one.excess_ns / 1e6 for one in members]
     if cause in PAUSES:
         return several_pause_longer(places, place, cause, ranks, all_excess_ms)
-    return (
-        several_need_longer(places, place, ranks, first.norm_source, percent, all_excess_ms) + " (means of a window)."
-    )
+    return several_need_longer(places, place, ranks, first.norm, percent, all_excess_ms) + " (means of a window)."
 
 
-def rank_and_host(places: Mapping[int, RankPlace], rank: int) -> str:
+def format_rank(places: Mapping[int, RankPlace], rank: int) -> str:
     """Return ``Rank 3 (node0)``."""
     return f"Rank {rank} ({places[rank].host})"
 

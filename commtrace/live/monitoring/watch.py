@@ -13,28 +13,28 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from commtrace.analysis.matching.stages import Flow, classes_of, not_told
-from commtrace.analysis.stragglers.evidence import (
-    one_pauses_longer,
-    several_pause_longer,
-)
 from commtrace.analysis.stragglers.limits import (
     WINDOWS_OF_LASTING,
     WINDOWS_TO_CLEAR,
     WINDOWS_TO_NAME,
     Thresholds,
 )
-from commtrace.analysis.stragglers.places import RankPlace, format_place
+from commtrace.analysis.stragglers.list_of_findings import list_findings
+from commtrace.analysis.stragglers.places import RankPlace
 from commtrace.analysis.stragglers.search import NO_PEERS
-from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
-from commtrace.findings.causes import advice
+from commtrace.findings.finding import Finding, ranked
+from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.device_readings import DeviceReadings
-from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler, Since, StandingFindings
-from commtrace.live.monitoring.past import JobPast, PauseMemory, SlowPauses
+from commtrace.live.monitoring.past import JobPast
+from commtrace.live.monitoring.pauses import PauseMemory
 from commtrace.live.monitoring.reporting import ReportingRanks
 from commtrace.live.monitoring.sampled_replay import Priced, SampledReplay, price
-from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, rank_and_host, sets_now, straggler_of
+from commtrace.live.monitoring.since import Since
+from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, finding_of, sets_now
+from commtrace.live.monitoring.standing import StandingFindings
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.window_table import WindowTable
 from commtrace.live.monitoring.work_history import WorkHistory
@@ -103,22 +103,19 @@ class Watch:
         self._undecided_of_steps = _Undecided()
         self._history = WorkHistory(world_size)
         self._ranks = StandingFindings(windows_to_name=1, are_dated=True)
-        self._memory = PauseMemory()
+        self._memory = PauseMemory(world_size)
         self._pauses = StandingFindings(windows_to_name=1)
         self._replay = SampledReplay(world_size)
         self._past = JobPast()
         self._job_wide = StandingFindings(WINDOWS_TO_NAME)
 
     @property
-    def stragglers(self) -> list[LiveStraggler]:
-        """Return the findings that hold now, costliest first."""
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what holds now, and what could not be judged if that lasts, in the order of ``findings.ranked``."""
+        reasons = dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting))
+        not_judged = list_findings((), reasons)
         named = [*self._ranks.named, *self._pauses.named, *self._job_wide.named]
-        return sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank))
-
-    @property
-    def abstentions(self) -> tuple[str, ...]:
-        """Return the reasons why it is not known which ranks are slow, if they last."""
-        return tuple(dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting)))
+        return ranked([*self.reporting.findings, *named, *not_judged])
 
     def join(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
         """Take the newest report of every rank, at ``now`` in epoch seconds, and return the changes.
@@ -163,11 +160,11 @@ class Watch:
         # Of fewer steps, the noise between them is not known, as in a recording.
         are_enough = min(self._work[report.rank].steps for report in reports) >= Thresholds().fewest_steps
         events = self._ranks.join(self._slow_sets() if are_enough else [], now, device)
-        pauses = [self._paused(one) for one in self._memory.take(reports) if are_enough]
-        events += self._pauses.join(pauses, now, device)
+        pauses = self._memory.take(reports)
+        events += self._pauses.join(pauses if are_enough else [], now, device)
         if priced is not None:
             self._undecided_of_steps.see(priced.undecided, self._replay.windows)
-            job_wide = [self._of_verdict(verdict, reports, now) for verdict in priced.verdicts]
+            job_wide = [self._of_replay(finding, reports, now) for finding in priced.of_no_rank]
             windows = self._replay.windows
             events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
         return events
@@ -235,11 +232,11 @@ class Watch:
         ]
         yield from sets_now(self._places, slow, _TOGETHER * self._seconds)
 
-    def _slow_sets(self) -> list[LiveStraggler]:
+    def _slow_sets(self) -> list[Finding]:
         """Return the sets of slow ranks to name; a new one must cost enough."""
         found = []
         for place, members in self._together(is_due=True):
-            straggler = straggler_of(
+            finding = finding_of(
                 self._places,
                 place,
                 members,
@@ -248,59 +245,19 @@ class Watch:
                 devices=[self._devices.compare(one.rank, one.since.time) for one in members[:MOST_MEMBERS]],
             )
             are_named = any(self._suspicions[one.rank].is_named for one in members)
-            if are_named or _is_worth_naming(straggler, members[0].duration_ns):
-                found.append(straggler)
+            if are_named or _is_worth_naming(finding, members[0].duration_ns):
+                found.append(finding)
                 for one in members:
                     self._suspicions[one.rank] = self._suspicions[one.rank]._replace(is_named=True)
         return found
 
-    def _paused(self, one: SlowPauses) -> LiveStraggler:
-        ranks, first = sorted(member.rank for member in one.members), one.members[0]
-        members = [NamedRank(each.rank, self._places[each.rank].host, each.excess_ns / 1e6) for each in one.members]
-        return LiveStraggler(
-            rank=first.rank,
-            host=self._places[first.rank].host,
-            who=format_place(self._places, one.place, ranks),
-            place=one.place,
-            cause=one.cause,
-            since=one.since.time,
-            cost_ms_per_step=one.cost_ns / 1e6,
-            gpu_hours_per_day=one.cost_ns / max(self.step_ns, 1) * 24 * self._world_size,
-            evidence=self._why_paused(one),
-            next_step=advice(one.cause, len(ranks), one.place),
-            occurrence=one.when.describe(),
-            steps=one.steps,
-            ranks=tuple(ranks),
-            since_step=one.since.step,
-            members=tuple(members[:MOST_MEMBERS]),
-        )
-
-    def _why_paused(self, one: SlowPauses) -> str:
-        if len(one.members) > 1:
-            ranks, excess_ms = zip(*((member.rank, member.excess_ns / 1e6) for member in one.members), strict=True)
-            return several_pause_longer(self._places, one.place, one.cause, ranks, excess_ms)
-        (member,) = one.members
-        where = rank_and_host(self._places, member.rank)
-        return f"{one_pauses_longer(where, one.cause, member.mean_ns / 1e6, member.excess_ns / 1e6)}."
-
-    def _of_verdict(self, verdict: Verdict, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
-        return LiveStraggler(
-            rank=verdict.rank,
-            host=verdict.host,
-            who=verdict.who,
-            place=verdict.place,
-            cause=verdict.cause,
-            since=now - self._seconds,
-            cost_ms_per_step=verdict.cost_ms_per_step,
-            gpu_hours_per_day=verdict.gpu_hours_per_day,
-            evidence=verdict.evidence,
-            next_step=verdict.next_step,
-            ranks=verdict.ranks,
-            members=verdict.members[:MOST_MEMBERS],
-            cost_is_bound=verdict.cost_is_bound,
-        ).beginning(self._in_window(min(reports, key=lambda report: report.first_step), now))
+    def _of_replay(self, finding: Finding, reports: Sequence[WindowReport], now: float) -> Finding:
+        """Return what a replay has found, with the window in which it began."""
+        share = (finding.cost_ns or 0.0) / max(self.step_ns, 1)
+        since = self._in_window(min(reports, key=lambda report: report.first_step), now)
+        return since.of(structs.replace(finding, share=share, members=finding.members[:MOST_MEMBERS]))
 
 
-def _is_worth_naming(straggler: LiveStraggler, step_ns: float) -> bool:
+def _is_worth_naming(finding: Finding, step_ns: float) -> bool:
     limits = Thresholds()
-    return straggler.cost_ms_per_step >= max(limits.cost_ms, limits.share_of_step * step_ns / 1e6)
+    return (finding.cost_ns or 0.0) >= max(limits.cost_ms * 1e6, limits.share_of_step * step_ns)

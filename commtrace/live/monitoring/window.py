@@ -15,7 +15,7 @@ from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.places import tensor_group_of
 from commtrace.findings.causes import PAUSES
-from commtrace.live.monitoring.findings import MOST_MEANS, JobMeans
+from commtrace.findings.status import MOST_MEANS, JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, RankStep, RepetitionCounter
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, BlockReport, BlockWaits

@@ -30,7 +30,7 @@ from commtrace.analysis.stragglers.change_points import (
 )
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
 from commtrace.analysis.stragglers.normal import Work, judge
-from commtrace.live.monitoring.findings import Since
+from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.trace.spans import Int64
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final
 
-from commtrace.findings.causes import format_cause
-from commtrace.trace.json_values import JsonObject
+from commtrace.findings.finding import LOST, SLOW, Finding
+from commtrace.trace.json_values import JsonObject, fields_to_json
 
 PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "replay", "other")
 """The parts of a step; they add up to it. Only imported kernel traces have ``memory`` and ``idle``."""
@@ -15,8 +15,16 @@ PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "mem
 MOST_STEPS: Final = 20
 """Number of the newest steps that are shown by default."""
 
-URGENT: Final = ("SILENT", "NO STEP", "STOPPED")
+URGENT: Final = ("SILENT", "STOPPED")
 """Beginnings of notes that need action now."""
+
+STEPS_SHOWN: Final = "steps shown"
+MONITOR: Final = "monitor"
+BOTH: Final = "monitor and the steps shown"
+METRICS: Final = "metrics"
+ALERT: Final = "alert"
+
+SOURCES: Final = (STEPS_SHOWN, MONITOR, BOTH, METRICS, ALERT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +56,6 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
-    """A slow rank."""
-
-    rank: int  # −1 if the cause moves between ranks
-    host: str
-    place: str
-    cause: str  # as in a verdict, like the place; in metrics only "slow" or "own work"
-    cost_ms_per_step: float | None  # None if unknown
-    evidence: str
-    source: str  # of the verdict: "steps shown", "monitor", both, "metrics" or "alert"
-    who: str  # as commtrace straggler prints it
-    since: float | None = None  # epoch seconds: begin of since_step; None if it began before the steps shown
-    since_step: int | None = None  # the first in which it was slow
-    since_within_steps: int = 0  # by so many steps it may be off
-    others: tuple[int, ...] = ()  # further slow ranks in who
-
-    def to_json(self) -> JsonObject:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
 class Frame:
     """One look at a job; fields are None or empty if unknown."""
 
@@ -84,27 +71,32 @@ class Frame:
     before_ns: int | None = None  # likewise of the run so far, as before describes
     before: str = ""
     ranks: tuple[RankRow, ...] = ()  # ascending
-    stragglers: tuple[Slow, ...] = ()  # costliest first
-    abstentions: tuple[str, ...] = ()  # sentences about parts that could not be judged
+    findings: tuple[Finding, ...] = ()  # in the order of findings.ranked
+    sources: Mapping[str, str] = field(default_factory=dict)  # who says so, by id: see SOURCES
     notes: tuple[str, ...] = ()  # most urgent first
     took_ns: int = 0  # duration of the look
 
     @property
     def verdict(self) -> str:
-        """Return the most urgent note, else the costliest straggler, else that there is none or why that is unknown."""
+        """Return the most urgent note, else the first finding, else that there is none or why that is unknown."""
         if self.notes and self.notes[0].startswith(URGENT):
             return self.notes[0]
-        if self.stragglers:
-            first = self.stragglers[0]
-            cost = "" if first.cost_ms_per_step is None else f", costs {first.cost_ms_per_step:.3g} ms per step"
-            return f"Straggler: {first.who}, {format_cause(first.cause)}{cost}."
-        if self.abstentions:
-            return f"Not judged: {self.abstentions[0]}"
-        return "No straggler in these steps." if self.num_steps else "No step has ended yet."
+        first = next((one for one in self.findings if one.kind != LOST), None)
+        if first is None:
+            return "No straggler in these steps." if self.num_steps else "No step has ended yet."
+        return f"Straggler: {first.line()}." if first.kind == SLOW else first.line()
+
+    @property
+    def slow(self) -> tuple[Finding, ...]:
+        """Return the findings that something slows the job, costliest first."""
+        return tuple(finding for finding in self.findings if finding.kind == SLOW)
+
+    @property
+    def slow_ranks(self) -> frozenset[int]:
+        return frozenset(rank for finding in self.slow for rank in finding.ranks)
 
     def to_json(self) -> JsonObject:
-        stragglers = [one.to_json() for one in self.stragglers]
-        return {"verdict": self.verdict, **asdict(self), "stragglers": stragglers}
+        return {"verdict": self.verdict, **fields_to_json(self)}
 
 
 def choose_ranks(frame: Frame, most: int) -> list[RankRow]:
@@ -122,7 +114,7 @@ def choose_ranks(frame: Frame, most: int) -> list[RankRow]:
 
 def _by_interest(frame: Frame) -> Iterable[RankRow]:
     rows = frame.ranks
-    slow = {rank for one in frame.stragglers for rank in (one.rank, *one.others)}
+    slow = frame.slow_ranks
     yield from (row for row in rows if row.rank in slow)
     # A few of each kind first: a thousand silent ranks must not hide the one that all wait for.
     yield from _most(rows, lambda row: row.blame_ns or 0)[:2]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec import structs
 
 from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.chain import Analysis, analyse
@@ -21,34 +21,30 @@ from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.analysis.stragglers.list_of_findings import list_findings
+from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.errors import ConfigurationError, TraceFormatError
-from commtrace.findings.causes import HOST, OF_DIVISION, RANKS
+from commtrace.findings.causes import HOST, JOB, OF_DIVISION
+from commtrace.findings.finding import HANG, NOT_JUDGED, SLOW, Finding, ranked
+from commtrace.findings.finding import SILENT as SILENT_KIND
 from commtrace.findings.formatting import format_duration, format_ranks
-from commtrace.live.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
+from commtrace.findings.progress import no_progress, stalled_after_ns
+from commtrace.findings.status import MonitorStatus
+from commtrace.live.top.frame import BOTH, MONITOR, MOST_STEPS, PARTS, STEPS_SHOWN, Exposed, Frame, RankRow
 from commtrace.trace import schema
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.tail import Newest, RunTail
-from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, read_file
+from commtrace.trace.inputs import printable_json, read_file
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection import StepRange
 
 MONITOR_FILE: Final = "monitor.json"
-STEPS_SHOWN: Final = "steps shown"
-MONITOR: Final = "monitor"
-BOTH: Final = "monitor and the steps shown"
-
-_STEPS_BEFORE_STALLED: Final = 10
-_LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
-"""A job is stalled if a step takes this many times as long as usual, and at least this long."""
-
 _NOT_SEEN: Final = "Not, or no longer, in the steps shown."
 _PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation": "evaluation"}
 """Phases in which no step ends."""
 
-_OLD_MONITOR_SECONDS: Final = 60.0
+_OLD_MONITOR_NS: Final = 60_000_000_000
 _MOST_REPEATED: Final = 3
 _LARGEST_STATUS: Final = 64 << 20
 _RANKS_WITH_ALL_STEPS: Final = 256
@@ -78,7 +74,7 @@ class FileSource:
         self._ranks = len(newest.run.ranks)
         lowest = min(newest.run.ranks)
         before = self._tail.sample_durations(lowest)
-        monitor: MonitorFile | None = None
+        monitor: MonitorStatus | None = None
         damaged: tuple[str, ...] = ()
         try:
             monitor = read_monitor(newest.run.path)
@@ -98,40 +94,15 @@ def _count_ranks(path: str | Path) -> int:
     return sum(1 for _ in find_run_directory(Path(path)).glob("rank-*"))
 
 
-def read_monitor(directory: Path) -> MonitorFile | None:
+def read_monitor(directory: Path) -> MonitorStatus | None:
     """Return the newest state that the monitor wrote, None without one; raise TraceFormatError if it is damaged."""
     path = directory / MONITOR_FILE
     try:
-        status: MonitorFile = decode_json(read_file(path, _LARGEST_STATUS), MonitorFile)
+        return printable_json(read_file(path, _LARGEST_STATUS), MonitorStatus)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise TraceFormatError(f"{path} is not a valid state of the monitor and was left out ({error}).") from None
-    return msgspec.convert(all_printable(msgspec.to_builtins(status)), MonitorFile)
-
-
-class MonitorStraggler(msgspec.Struct, frozen=True):
-    """One of its stragglers, with the fields of :class:`commtrace.live.monitoring.findings.LiveStraggler`."""
-
-    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MOST_RANKS)]
-    host: str
-    cause: str
-    cost_ms_per_step: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)] | None
-    evidence: str
-    since: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-    who: str = ""
-    place: str = RANKS
-    since_step: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    since_within_steps: Annotated[int, msgspec.Meta(ge=0)] = 0
-    ranks: tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)], ...] = ()
-
-
-class MonitorFile(msgspec.Struct, frozen=True):
-    """The part of ``monitor.json`` that is shown; ``time`` in epoch seconds."""
-
-    time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
-    stragglers: Annotated[tuple[MonitorStraggler, ...], msgspec.Meta(max_length=100_000)] = ()
-    abstentions: tuple[str, ...] = ()
 
 
 def make_frame(
@@ -139,7 +110,7 @@ def make_frame(
     last: int,
     now_ns: int,
     before: Sequence[int] = (),
-    monitor: MonitorFile | None = None,
+    monitor: MonitorStatus | None = None,
     ask: AskProcess = unknown_process,
 ) -> Frame:
     """Return the frame of the rows that were read; ``before`` are durations of steps of the run so far, ns."""
@@ -148,7 +119,8 @@ def make_frame(
     endings = find_endings(run, now_ns, ask)
     analysis = _analysed(run, steps)
     means = rank_means(analysis.run, analysis.partition, analysis.matches) if analysis else []
-    findings = _stragglers(analysis)
+    by_steps = _findings_of_steps(analysis)
+    is_judged = analysis is not None and all(finding.kind != NOT_JUDGED for finding in by_steps)
     step_ns = _median([int(ns) for ns in _durations(run, steps)])
     used = analysis.steps.used if analysis else ()
     shown = [steps.first, steps.end - 1] if steps else [None, None]
@@ -159,6 +131,12 @@ def make_frame(
         _row(trace, newest.last_steps.get(rank, -1), endings[rank], by_rank.get(rank), waits.get(rank), used)
         for rank, trace in run.ranks.items()
     ]
+    usual_ns = step_ns or _median(before)
+    last_end_ns = _stalled_since(run, endings, usual_ns, now_ns)
+    if last_end_ns is not None and not _pauses(run):
+        last_steps = {row.rank: row.last_step for row in rows if row.last_step >= 0}
+        by_steps = (no_progress(last_end_ns, now_ns - last_end_ns, usual_ns, last_steps, str(run.path)), *by_steps)
+    findings = ranked_once(_each_once(_from_monitor(monitor, now_ns), by_steps, is_judged=is_judged))
     return Frame(
         source=str(run.path),
         time_ns=now_ns,
@@ -172,13 +150,9 @@ def make_frame(
         before_ns=_median(before) if len(before) > last else None,
         before=f"{len(before)} steps of rank {min(run.ranks)}, from all over the run" if len(before) > last else "",
         ranks=tuple(rows),
-        stragglers=_each_once(
-            [*_from_monitor(monitor, now_ns)],
-            [*_from_steps(findings)],
-            judged=analysis is not None and not findings.abstentions,
-        ),
-        abstentions=tuple(dict.fromkeys([*findings.abstentions, *_abstentions_of_monitor(monitor, now_ns)])),
-        notes=tuple(_notes(run, rows, endings, steps, analysis, step_ns or _median(before), now_ns, monitor)),
+        findings=tuple(shown.finding for shown in findings),
+        sources={shown.finding.id: shown.source for shown in findings},
+        notes=tuple(_notes(run, rows, endings, steps, analysis, usual_ns, last_end_ns, now_ns, monitor)),
     )
 
 
@@ -236,10 +210,18 @@ def _median(values: Sequence[int]) -> int | None:
     return int(np.median(values)) if len(values) else None
 
 
-def _stragglers(analysis: Analysis | None) -> Findings:
+def _findings_of_steps(analysis: Analysis | None) -> tuple[Finding, ...]:
     if analysis is None or any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
-        return Findings()
-    return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
+        return ()
+    found = find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
+    return tuple(map(_dated, list_findings(found.verdicts, found.abstentions)))
+
+
+def _dated(finding: Finding) -> Finding:
+    """Return a finding without a beginning if it may have begun before the steps shown."""
+    if finding.kind != SLOW or not (finding.since_first_compared or finding.occurrence):
+        return finding
+    return structs.replace(finding, since_step=-1, since_ns=None, since_first_compared=False)
 
 
 def _waits(run: Run, matches: Matches) -> dict[int, dict[int, int]]:
@@ -289,74 +271,78 @@ def _row(
     )
 
 
-def _from_steps(findings: Findings) -> Iterator[Slow]:
-    for one in findings.verdicts:
-        slow = _slow(one, STEPS_SHOWN, one.who)
-        if one.since_ns is not None and one.since_step > one.first_compared_step and not one.occurrence:
-            slow = replace(slow, since=one.since_ns / 1e9, since_step=one.since_step)
-        yield slow
+class ShownFinding(NamedTuple):
+    """A finding, and who says so."""
+
+    finding: Finding
+    source: str  # one of frame.SOURCES
 
 
-def _from_monitor(monitor: MonitorFile | None, now_ns: int) -> Iterator[Slow]:
-    if monitor is None or _is_old(monitor, now_ns):
-        return
-    for one in monitor.stragglers:
-        slow = _slow(one, MONITOR, one.who or f"rank {one.rank} on {one.host}")
-        step = one.since_step if one.since_step >= 0 else None
-        yield replace(slow, since=one.since, since_step=step, since_within_steps=one.since_within_steps)
+def _from_monitor(monitor: MonitorStatus | None, now_ns: int) -> list[Finding]:
+    # What is silent is told by the ranks' files, with the state of its process.
+    is_old = monitor is None or _is_old(monitor, now_ns)
+    return [] if monitor is None or is_old else [one for one in monitor.findings if one.kind != SILENT_KIND]
 
 
-def _slow(one: Verdict | MonitorStraggler, source: str, who: str) -> Slow:
-    return Slow(
-        one.rank,
-        one.host,
-        one.place,
-        one.cause,
-        one.cost_ms_per_step,
-        one.evidence,
-        source,
-        who,
-        others=tuple(rank for rank in one.ranks if rank != one.rank),
+def _is_old(monitor: MonitorStatus, now_ns: int) -> bool:
+    return now_ns - monitor.time_ns > _OLD_MONITOR_NS
+
+
+def _each_once(
+    by_monitor: Sequence[Finding], by_steps: Sequence[Finding], *, is_judged: bool
+) -> Iterator[ShownFinding]:
+    """Yield each finding once: what the monitor and the steps shown say, as the closer comparison of the steps says."""
+    rest, both = list(by_steps), list[Finding]()
+    for one in by_monitor:
+        if any(_is_same(closer, one) for closer in both):
+            continue
+        closer = next((finding for finding in rest if _is_same(finding, one)), None)
+        if closer is not None:
+            rest.remove(closer)
+            both.append(closer)
+            yield ShownFinding(_beginning_as(closer, one), BOTH)
+        elif is_judged and one.kind == SLOW:
+            yield ShownFinding(structs.replace(one, evidence=f"{one.evidence} {_NOT_SEEN}"), MONITOR)
+        else:
+            yield ShownFinding(one, MONITOR)
+    yield from (ShownFinding(finding, STEPS_SHOWN) for finding in rest)
+
+
+def _beginning_as(finding: Finding, first: Finding) -> Finding:
+    return structs.replace(
+        finding,
+        id=first.id,
+        since_step=first.since_step,
+        since_ns=first.since_ns,
+        since_within_steps=first.since_within_steps,
+        since_first_compared=first.since_first_compared,
     )
 
 
-def _abstentions_of_monitor(monitor: MonitorFile | None, now_ns: int) -> Sequence[str]:
-    return () if monitor is None or _is_old(monitor, now_ns) else monitor.abstentions
-
-
-def _is_old(monitor: MonitorFile, now_ns: int) -> bool:
-    return now_ns / 1e9 - monitor.time > _OLD_MONITOR_SECONDS
-
-
-def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: bool) -> tuple[Slow, ...]:
-    """Return the monitor's findings first, those confirmed by the steps shown with their closer comparison."""
-    rest = list(by_steps)
-    first: list[Slow] = []
-    for one in by_monitor:
-        if any(_names(other, one) for other in first if other.source == BOTH):
-            continue
-        closer = next((other for other in rest if _names(other, one)), None)
-        if closer is not None:
-            rest.remove(closer)
-            one = replace(
-                closer,
-                source=BOTH,
-                since=one.since,
-                since_step=one.since_step,
-                since_within_steps=one.since_within_steps,
-            )
-        elif judged:
-            one = replace(one, evidence=f"{one.evidence} {_NOT_SEEN}")
-        first.append(one)
-    return (*first, *rest)
-
-
-def _names(several: Slow, one: Slow) -> bool:
-    if several.cause in OF_DIVISION or one.cause in OF_DIVISION:
-        return (several.cause, several.who) == (one.cause, one.who)
-    if HOST in (several.place, one.place) and several.host == one.host:
+def _is_same(one: Finding, other: Finding) -> bool:
+    if one.kind != other.kind:
+        return False
+    if one.kind == NOT_JUDGED:
+        return one.evidence == other.evidence
+    if one.kind != SLOW:
+        return one.id == other.id and one.kind != HANG  # of which the monitor knows more
+    if one.cause in OF_DIVISION or other.cause in OF_DIVISION or JOB in (one.place, other.place):
+        return (one.cause, one.who) == (other.cause, other.who)
+    if HOST in (one.place, other.place) and one.host == other.host:
         return True
-    return not {one.rank, *one.others}.isdisjoint({several.rank, *several.others})
+    return not {*one.ranks}.isdisjoint(other.ranks)
+
+
+def ranked_once(shown: Iterable[ShownFinding]) -> list[ShownFinding]:
+    """Return findings in the order of a list, each with an id of its own; the job makes no progress once."""
+    by_id: dict[str, ShownFinding] = {}
+    for one in shown:
+        number, free = 1, one.finding.id
+        while free in by_id:
+            number, free = number + 1, f"{one.finding.id}+{number + 1}"
+        if number == 1 or one.finding.kind != HANG:
+            by_id[free] = one._replace(finding=structs.replace(one.finding, id=free))
+    return [by_id[finding.id] for finding in ranked(one.finding for one in by_id.values())]
 
 
 def _notes(
@@ -366,8 +352,9 @@ def _notes(
     steps: StepRange | None,
     analysis: Analysis | None,
     step_ns: int | None,
+    last_end_ns: int | None,
     now_ns: int,
-    monitor: MonitorFile | None,
+    monitor: MonitorStatus | None,
 ) -> Iterator[str]:
     silent = [rank for rank, ending in endings.items() if ending.state == SILENT]
     if silent:
@@ -384,13 +371,9 @@ def _notes(
             f"STOPPED: no rank writes any more, and {format_ranks(stopped)} did not end cleanly: killed or crashed. "
             f"See commtrace doctor {run.path}"
         )
-    else:
-        stalled = _stalled_ns(run, rows, endings, step_ns, now_ns)
-        if stalled is not None:
-            usual = f" (a step takes {format_duration(step_ns)})" if step_ns else ""
-            pauses = _pauses(run)
-            words, why = ("No step", pauses) if pauses else ("NO STEP", f"commtrace doctor {run.path}")
-            yield f"{words} has ended for {format_duration(stalled)}{usual}: {why}"
+    elif last_end_ns is not None and (pauses := _pauses(run)):
+        usual = f" (a step takes {format_duration(step_ns)})" if step_ns else ""
+        yield f"No step has ended for {format_duration(now_ns - last_end_ns)}{usual}: {pauses}"
     yield from _attempts(run, steps)
     if steps is None:
         yield "No step has ended on all ranks yet, or nothing marks steps: with commtrace.step(i): …"
@@ -404,8 +387,8 @@ def _notes(
         yield f"{dropped} spans of the steps shown were dropped: the parts of these ranks are too small."
     if analysis is not None and analysis.alignment.refused is not None:
         yield "The hosts' clocks could not be aligned: waiting between hosts cannot be separated from transfer."
-    if monitor is not None and now_ns / 1e9 - monitor.time > _OLD_MONITOR_SECONDS:
-        yield f"The monitor last reported {format_duration(int(now_ns - 1e9 * monitor.time))} ago."
+    if monitor is not None and _is_old(monitor, now_ns):
+        yield f"The monitor last reported {format_duration(now_ns - monitor.time_ns)} ago."
     yield from run.problems
 
 
@@ -421,10 +404,8 @@ def _pauses(run: Run) -> str:
     return ", ".join(f"{words} on {format_ranks(own)}" for words, own in ranks.items())
 
 
-def _stalled_ns(
-    run: Run, rows: Sequence[RankRow], endings: Mapping[int, Ending], step_ns: int | None, now_ns: int
-) -> int | None:
-    """Return the time since any rank ended a step; None if it is usual."""
+def _stalled_since(run: Run, endings: Mapping[int, Ending], step_ns: int | None, now_ns: int) -> int | None:
+    """Return when the last step of any rank ended, epoch ns; None if that is no longer ago than usual."""
     ends = [
         wall_clock_ns(trace, int(trace.spans.end[own].max()))
         for trace in run.ranks.values()
@@ -432,5 +413,4 @@ def _stalled_ns(
     ]
     if not ends or not any(ending.state not in (ENDED, STOPPED) for ending in endings.values()):
         return None
-    since = now_ns - max(ends)
-    return since if since > max(_LEAST_BEFORE_STALLED_NS, _STEPS_BEFORE_STALLED * (step_ns or 0)) else None
+    return max(ends) if now_ns - max(ends) > stalled_after_ns(step_ns or 0) else None

@@ -22,17 +22,22 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from commtrace.analysis.stragglers.late_hosts import LATE
 from commtrace.analysis.stragglers.limits import SUMS
+from commtrace.analysis.stragglers.list_of_findings import list_findings
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.errors import CommtraceError, RunNotFoundError
-from commtrace.findings.causes import HOST, RANKS
+from commtrace.findings.causes import CAUSES, HOST, LINK, LOSSES, NETWORK, PLACES, RANKS, STAGE, TENSOR_GROUP, advice
+from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, ranked
 from commtrace.findings.formatting import format_duration, format_ranks
+from commtrace.findings.progress import no_progress
 from commtrace.live.http.deadline import Deadline
 from commtrace.live.http.redaction import http_reason, redacted_url
-from commtrace.live.top.frame import Exposed, Frame, RankRow, Slow
-from commtrace.trace.inputs import all_printable, decode_json
+from commtrace.live.top.frame import ALERT, METRICS, MONITOR, Exposed, Frame, RankRow
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 from commtrace.trace.spans import Int64
 
 _SECONDS: Final = 10.0
@@ -130,19 +135,24 @@ def _request(url: str, parameters: Mapping[str, str]) -> urllib.request.Request:
     return request
 
 
-ALERT: Final = "alert"
-METRICS: Final = "metrics"
-MONITOR: Final = "monitor"
-
 _PARTS: Final = ("bubble", "data", "checkpoint", "gc", "other")
 _SHORTEST_WINDOW_SECONDS: Final = 60
 _MOST_LOOKS: Final = 1_000
 _LARGEST_VALUE: Final = 2.0**52
 _SILENT_SECONDS: Final = 30.0
 _SILENT_STEPS: Final = 10.0
+"""Limits of silence. Through a Prometheus, the end of the newest step is as old as the newest scrape."""
+
+_CAUSE_AND_COST: Final = "Cause, cost and what to do: commtrace straggler RUN"
+_WORDS_OF_PLACE: Final = {
+    STAGE: "the stage of ",
+    LINK: "a link of ",
+    NETWORK: "the network of ",
+    TENSOR_GROUP: "the tensor-parallel group of ",
+}
 _NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job", "peers"})
 _OF_SAMPLES: Final = frozenset(
-    {"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "place", "cause", "series"}
+    {"phase", "role", "operation", "kind", "le", "part", "finding_rank", "place", "cause", "series"}
 )
 """Labels that distinguish the series of a rank and do not describe it."""
 
@@ -275,7 +285,7 @@ class PrometheusSource:
         alerts = self._query(
             f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
         )
-        found = self._query(f'{{__name__=~"{"|".join(_OF_STRAGGLERS)}",run_id={json.dumps(run_id)}}}')
+        found = self._query(f'{{__name__=~"{"|".join(_OF_FINDINGS)}",run_id={json.dumps(run_id)}}}')
         frame = frame_of_totals(
             redacted_url(self._url), added, total, time.time_ns(), [one.labels for one in alerts], found
         )
@@ -319,10 +329,10 @@ _SERIES: Final = (
     "commtrace_last_step_timestamp_seconds",
     "commtrace_unknown_stage",
 )
-_COST: Final = "commtrace_straggler_cost_seconds"
-_SINCE: Final = "commtrace_straggler_since_timestamp_seconds"
-_SINCE_STEP: Final = "commtrace_straggler_since_step"
-_OF_STRAGGLERS: Final = (_COST, _SINCE, _SINCE_STEP)
+_COST: Final = "commtrace_finding_cost_seconds"
+_SINCE: Final = "commtrace_finding_since_timestamp_seconds"
+_SINCE_STEP: Final = "commtrace_finding_since_step"
+_OF_FINDINGS: Final = (_COST, _SINCE, _SINCE_STEP)
 
 _SUMMED: Final = ("phase", "operation", "kind")
 """Labels that Prometheus sums over, which keeps the answer small."""
@@ -406,7 +416,7 @@ def frame_of_totals(
 
     Args:
         alerts: labels of the firing alerts about stragglers.
-        found: the monitor's metrics of slow ranks: cost and begin.
+        found: the monitor's metrics of its findings: cost and begin.
     """
     rows = tuple(sorted((_row(so_far[rank], shown_totals.get(rank), now_ns) for rank in so_far), key=_by_rank))
     ids = {one.labels["run_id"] for one in so_far.values() if "run_id" in one.labels}
@@ -414,22 +424,24 @@ def frame_of_totals(
     steps_ns = [row.step_ns for row in rows if row.step_ns is not None]
     all_steps, all_seconds = _steps(so_far), sum(one.seconds for one in so_far.values())
     least = round(min((one.steps for one in shown_totals.values() if one.steps), default=0))
-    by_monitor = {one.rank: one for one in _from_monitor(found, rows)}
-    by_alert = [one for one in _from_alerts(alerts, rows) if one.rank not in by_monitor]
-    named = {str(one.rank) for one in (*by_monitor.values(), *by_alert)}
-    stragglers = (*by_monitor.values(), *by_alert, *_from_work(shown_totals, rows, named))
+    step_ns = round(float(np.median(steps_ns))) if steps_ns else None
+    shown = [(finding, MONITOR) for finding in _from_monitor(found, rows, step_ns)]
+    shown += [(finding, ALERT) for finding in _from_alerts(alerts) if not _is_named(finding, shown)]
+    shown += [(finding, METRICS) for finding in _from_work(shown_totals) if not _is_named(finding, shown)]
+    of_all = [] if len(rows) > 1 else [*list_findings((), ("One rank alone does not show who is slow.",))]
+    of_all += _stalled(rows, step_ns)
     return Frame(
         source=source,
         time_ns=now_ns,
         run_id=ids.pop() if len(ids) == 1 else "",
         hosts=len(nodes) if "" not in nodes else None,
         num_steps=least,
-        step_ns=round(float(np.median(steps_ns))) if steps_ns else None,
+        step_ns=step_ns,
         before_ns=round(1e9 * all_seconds / all_steps) if all_steps else None,
         before="the mean of all steps so far",
         ranks=rows,
-        stragglers=stragglers,
-        abstentions=("One rank alone does not show who is slow.",) if len(rows) < 2 else (),
+        findings=ranked([*(finding for finding, _ in shown), *of_all]),
+        sources={**{finding.id: source for finding, source in shown}, **{one.id: METRICS for one in of_all}},
         notes=tuple(_notes(rows)),
     )
 
@@ -478,37 +490,83 @@ def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
     return Exposed(exposed_ns, wait_ns, exposed_ns - wait_ns)
 
 
-def _from_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -> Iterator[Slow]:
+def _is_named(finding: Finding, shown: Sequence[tuple[Finding, str]]) -> bool:
+    return any(one.kind == SLOW and finding.rank in one.ranks for one, _ in shown)
+
+
+def _slow(labels: Mapping[str, str], evidence: str) -> Finding:
+    """Return that the rank of these labels is slow; metrics do not say why."""
+    ranks = _ranks(labels.get("rank", ""))
+    return Finding(
+        id=finding_id(SLOW, RANKS, "unknown", ranks),
+        kind=SLOW,
+        place=RANKS,
+        cause="unknown",
+        who=_who(labels),
+        ranks=ranks,
+        hosts=tuple(filter(None, [labels.get("node", "")])),
+        evidence=evidence,
+        advice=_CAUSE_AND_COST,
+    )
+
+
+def _from_alerts(alerts: Iterable[Mapping[str, str]]) -> Iterator[Finding]:
     for labels in alerts:
-        rank = int(labels["rank"]) if labels.get("rank", "").isdecimal() else -1
-        evidence = "The alert CommtraceStraggler fires."
-        yield Slow(rank, labels.get("node", ""), RANKS, "slow", None, evidence, ALERT, _who(labels))
+        yield _slow(labels, "The alert CommtraceStraggler fires.")
 
 
-def _from_monitor(found: Iterable[MetricSample], rows: Sequence[RankRow]) -> Iterator[Slow]:
+def _from_monitor(found: Iterable[MetricSample], rows: Sequence[RankRow], step_ns: int | None) -> Iterator[Finding]:
     hosts = {row.rank: row.host for row in rows}
-    values: dict[str, dict[tuple[str | None, ...], float]] = {name: {} for name in _OF_STRAGGLERS}
-    costs: list[MetricSample] = []
+    values: dict[str, dict[_FindingLabels, float]] = {name: {} for name in _OF_FINDINGS}
     for one in found:
-        if one.name not in values:  # a server may answer what nobody asked for
+        if one.name in values:  # a server may answer what nobody asked for
+            values[one.name][_FindingLabels.of(one.labels)] = one.value
+    for labels, seconds in sorted(values[_COST].items(), key=lambda item: -item[1]):
+        if not labels.are_known or math.isnan(seconds):
             continue
-        values[one.name][_finding(one)] = one.value
-        if one.name == _COST:
-            costs.append(one)
-    for one in sorted(costs, key=lambda one: -one.value):
-        number = one.labels.get("straggler_rank", "")
-        rank = int(number) if number.isdecimal() else -1
-        node = hosts.get(rank, "")
-        place, cause = one.labels.get("place", RANKS), one.labels.get("cause", "unknown")
-        who = f"host {node}" if place == HOST and node else _who({"rank": number, "node": node})
-        evidence = "The monitor on rank 0 names it; its log has the numbers and what to do."
-        slow = Slow(rank, node, place, cause, 1e3 * one.value, evidence, MONITOR, who)
-        since, step = values[_SINCE].get(_finding(one)), values[_SINCE_STEP].get(_finding(one))
-        yield replace(slow, since=since, since_step=None if step is None else int(step))
+        since, step = values[_SINCE].get(labels, math.nan), values[_SINCE_STEP].get(labels, math.nan)
+        ranks = _ranks(labels.rank)
+        node = hosts.get(ranks[0], "") if ranks else ""
+        yield Finding(
+            id=finding_id(labels.kind, labels.place, labels.cause, ranks),
+            kind=SLOW if labels.kind == SLOW else LOST,
+            place=labels.place,
+            cause=labels.cause,
+            who=labels.who(node),
+            ranks=ranks,
+            hosts=tuple(filter(None, [node])),
+            since_step=-1 if math.isnan(step) else int(step),
+            since_ns=None if math.isnan(since) else round(1e9 * since),
+            cost_ns=1e9 * seconds,
+            share=1e9 * seconds / step_ns if step_ns else None,
+            evidence="" if labels.kind == LOST else "The log of rank 0, whose monitor names it, has the numbers.",
+            advice=advice(labels.cause, len(ranks), labels.place),
+        )
 
 
-def _finding(one: MetricSample) -> tuple[str | None, ...]:
-    return tuple(one.labels.get(name) for name in ("straggler_rank", "place", "cause"))
+class _FindingLabels(NamedTuple):
+    """The labels of a finding of the monitor; a server may have any."""
+
+    kind: str
+    place: str
+    cause: str
+    rank: str
+
+    @classmethod
+    def of(cls, labels: Mapping[str, str]) -> _FindingLabels:
+        return cls(*(labels.get(name, "") for name in ("kind", "place", "cause", "finding_rank")))
+
+    @property
+    def are_known(self) -> bool:
+        causes = {SLOW: CAUSES, LOST: {**CAUSES, **LOSSES}}.get(self.kind, {})
+        return self.place in PLACES and self.cause in causes
+
+    def who(self, node: str) -> str:
+        if self.place == HOST and node:
+            return f"host {node}"
+        if not self.rank:
+            return "launch-bound work" if self.cause == LATE else "the job"
+        return f"{_WORDS_OF_PLACE.get(self.place, '')}{_who({'rank': self.rank, 'node': node})}"
 
 
 def _who(labels: Mapping[str, str]) -> str:
@@ -516,12 +574,17 @@ def _who(labels: Mapping[str, str]) -> str:
     return f"rank {labels.get('rank', '?')}{node}"
 
 
-def _from_work(totals: Totals, rows: Sequence[RankRow], named: set[str]) -> Iterator[Slow]:
+def _ranks(label: str) -> tuple[int, ...]:
+    return (int(label),) if label.isdecimal() and int(label) < MOST_RANKS else ()
+
+
+def _from_work(totals: Totals) -> Iterator[Finding]:
     """Yield ranks with more own work than is normal at their stage."""
     known = [rank for rank, one in totals.items() if one.work is not None and one.steps > 0]
     if not known or any(one.is_in_unknown_stage for one in totals.values()):
         return
     per_step = [totals[rank] for rank in known]
+    scale_ns = np.array([1e9 * one.seconds / one.steps for one in per_step])
     judged = judge(
         Work(
             rank=np.arange(len(known)),
@@ -529,35 +592,34 @@ def _from_work(totals: Totals, rows: Sequence[RankRow], named: set[str]) -> Iter
             host=_numbers(one.labels.get("node", "") for one in per_step),
             total_ns=np.array([1e9 * (one.work or 0.0) / one.steps for one in per_step]),
             error_ns=np.zeros(len(known)),
-            scale_ns=np.array([1e9 * one.seconds / one.steps for one in per_step]),
+            scale_ns=scale_ns,
         ),
         SUMS,
     )
     waiting = np.array([sum(one.exposed.values()) + one.parts.get("bubble", 0.0) for one in per_step])
-    waiting_ms = 1e3 * waiting / np.array([one.steps for one in per_step])
-    found = []
-    for row in np.flatnonzero(judged.is_slow).tolist():
-        labels, excess_ms = per_step[row].labels, float(judged.excess_ns[row]) / 1e6
-        if known[row] in named:
-            continue
-        cost = min(excess_ms, float(np.median(waiting_ms[~judged.is_slow])))
-        normal_ms = float(judged.normal_ns[row]) / 1e6
-        evidence = f"It works {normal_ms + excess_ms:.1f} ms per step; normal at its stage is {normal_ms:.1f} ms."
-        number = int(known[row]) if known[row].isdecimal() else -1
-        found.append(Slow(number, labels.get("node", ""), RANKS, "own work", cost, evidence, METRICS, _who(labels)))
-    yield from sorted(found, key=lambda one: -(one.cost_ms_per_step or 0.0))
+    waiting_ns = 1e9 * waiting / np.array([one.steps for one in per_step])
+    for row in sorted(np.flatnonzero(judged.is_slow).tolist(), key=lambda row: -judged.excess_ns[row]):
+        normal_ns, excess_ns = float(judged.normal_ns[row]), float(judged.excess_ns[row])
+        cost_ns = min(excess_ns, float(np.median(waiting_ns[~judged.is_slow])))
+        normal_ms, work_ms = normal_ns / 1e6, (normal_ns + excess_ns) / 1e6
+        evidence = f"It works {work_ms:.1f} ms per step; normal at its stage is {normal_ms:.1f} ms."
+        slow = _slow(per_step[row].labels, evidence)
+        yield structs.replace(slow, cost_ns=cost_ns, share=cost_ns / max(float(scale_ns[row]), 1.0))
 
 
 def _numbers(words: Iterable[str]) -> Int64:
     return np.unique([*words], return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
+def _stalled(rows: Sequence[RankRow], step_ns: int | None) -> Iterator[Finding]:
+    if rows and all(row.state == "silent" for row in rows):
+        youngest_ns = min(row.age_ns or 0 for row in rows)
+        yield no_progress(None, youngest_ns, step_ns, {row.rank: row.last_step for row in rows if row.rank >= 0})
+
+
 def _notes(rows: Sequence[RankRow]) -> Iterator[str]:
     silent = [row for row in rows if row.state == "silent"]
-    if silent and len(silent) == len(rows):
-        youngest = min(row.age_ns or 0 for row in silent)
-        yield f"NO STEP has ended on any rank for {format_duration(youngest)}: see commtrace doctor RUN."
-    elif silent:
+    if silent and len(silent) < len(rows):
         oldest = max(row.age_ns or 0 for row in silent)
         yield f"SILENT: {format_ranks(row.rank for row in silent)} ended no step for {format_duration(oldest)}."
     dropped = sum(row.dropped or 0 for row in rows)

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from commtrace.cli.main import app
 from commtrace.exporters.monitor import store
 from commtrace.exporters.monitor.messages import WatchedJob
-from commtrace.live.monitoring.findings import found
+from commtrace.live.monitoring.standing import found
+from commtrace.trace.json_values import fields_to_json
 from tests.history.factory import write_monitor, write_run
-from tests.live.findings import live_straggler
+from tests.live.findings import SECOND, slow_finding
 
 
 def watch(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +32,7 @@ def test_findings_of_the_monitor_outlive_a_deleted_run_for_hosts(
 ) -> None:
     run = write_run(tmp_path / "runs" / "r1", hosts=("alpha", "beta"))
     write_run(tmp_path / "runs" / "other")
-    write_monitor(run, found(live_straggler(1, host="beta"), 1_700_000_002.0, "GPU").to_json())
+    write_monitor(run, fields_to_json(found(slow_finding(1, hosts=("beta",)), 1_700_000_002 * SECOND, "GPU")))
     watch(run, monkeypatch)
     shutil.rmtree(run)
 

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from commtrace.cli.commands.top import draw, pause_seconds
 from commtrace.cli.main import app
-from commtrace.live.top.frame import Frame, RankRow, Slow, choose_ranks
+from commtrace.live.top.frame import Frame, RankRow, choose_ranks
 from commtrace.live.top.from_files import make_frame
 from tests.e2e.launch import REPOSITORY
 from tests.factory import EPOCH_NS
+from tests.live.findings import slow_finding
 from tests.live.top.made_frames import MS, newest, two_ranks
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
@@ -46,8 +47,9 @@ def many(count: int) -> Frame:
         )
         for rank in range(count)
     )
-    slow = Slow(3, "n", "ranks", "compute", 2.0, "It is slow.", "steps shown", "rank 3 on n")
-    return Frame("run", EPOCH_NS, num_steps=1, ranks=rows, stragglers=(slow,))
+    slow = slow_finding(3, cost_ns=2e6, share=0.2, evidence="It is slow.", since_ns=None)
+    sources = {slow.id: "steps shown"}
+    return Frame("run", EPOCH_NS, num_steps=1, ranks=rows, findings=(slow,), sources=sources)
 
 
 def test_a_whole_frame() -> None:

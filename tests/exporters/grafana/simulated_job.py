@@ -41,7 +41,7 @@ from commtrace.trace.schema import Row
 from commtrace.trace.selection import StepRange
 from tests.e2e.prometheus import PROGRAM, PROMTOOL, Prometheus
 from tests.free_ports import free_port
-from tests.live.findings import live_straggler
+from tests.live.findings import slow_finding
 from tools.prometheus_rules import RecordingRule, Timing, recording_rules
 
 SECOND = 1_000_000_000
@@ -134,7 +134,7 @@ def ranks_of(simulation: Simulation, start_seconds: float) -> Iterator[Simulated
         live = _live_rank(synthetic, number, start_seconds)
         if number == 0:
             live.joins = True
-            live.stragglers = (live_straggler(simulation.slow_rank),)
+            live.findings = (slow_finding(simulation.slow_rank),)
         summaries = _summaries(synthetic, number, live)
         live.learn(Row(schema.MARK, "topology", schema.HOST, 0, 0, detail='{"process_start_ns": -120000000000}'))
         yield SimulatedRank(live, summaries[:2], summaries[2:])

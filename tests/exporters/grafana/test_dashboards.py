@@ -18,7 +18,7 @@ from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import DeviceMemory
 from tests.exporters.prometheus.steps import rank, summary
 from tests.json_reading import read_back
-from tests.live.findings import live_straggler
+from tests.live.findings import slow_finding
 from tools.grafana.dashboards import DIRECTORY, dashboard_files, dashboards
 from tools.grafana.panels import WIDTH
 from tools.prometheus_rules import Timing, alerts, recording_rules
@@ -79,7 +79,7 @@ def exported() -> set[str]:
     totals.add(summary(counts=counts, device=DeviceMemory("NVIDIA H200", 1, 1, 1, 1)))
     live = rank()
     live.split = {("all_reduce", "dp"): Split(1, 1)}
-    live.joins, live.stragglers = True, (live_straggler(),)
+    live.joins, live.findings = True, (slow_finding(),)
     samples = {sample.name for family in RankCollector(live, totals).collect() for sample in family.samples}
     run = PathTotals(".")
     run.path, run.last_step = CriticalPath(1, (Share(0, "forward", "", 1, 0),)), 0

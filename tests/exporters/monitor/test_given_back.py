@@ -17,7 +17,8 @@ from commtrace.exporters.monitor.exchange import MonitorClient, MonitorError
 from commtrace.exporters.monitor.exporter import MonitorExporter
 from commtrace.exporters.monitor.messages import MonitorFindings, PeerBaseline, Reply, Report, Request, WatchedJob
 from commtrace.exporters.monitor.rendezvous import Address
-from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
+from commtrace.findings.finding import SLOW
+from commtrace.findings.status import FOUND, JobMeans, JobView, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep, RankStep
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import LiveRank
@@ -25,7 +26,7 @@ from commtrace.live.summary import StepSummary
 from tests.e2e.launch import REPOSITORY
 from tests.exporters.monitor.conftest import TOKEN
 from tests.factory import metadata
-from tests.live.findings import live_straggler
+from tests.live.findings import SECOND, silent_finding, slow_finding
 
 MS = 1_000_000
 FOREVER = 3_600.0
@@ -122,7 +123,7 @@ def test_rank_0_shows_what_a_monitor_outside_of_the_job_finds(exporter: MonitorE
             assert export == "export COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE"
             client = MonitorClient(Address.parse(address), TOKEN)
             deadline, window = time.monotonic() + SECONDS, 0
-            while not live.stragglers:
+            while not any(finding.kind == SLOW for finding in live.findings):
                 assert time.monotonic() < deadline
                 window += 1
                 for rank in range(4):
@@ -135,11 +136,11 @@ def test_rank_0_shows_what_a_monitor_outside_of_the_job_finds(exporter: MonitorE
         finally:
             monitor.kill()
     assert live.joins
-    assert [(one.rank, one.cause) for one in live.stragglers] == [(2, "compute")]
+    assert [(one.rank, one.cause) for one in live.findings if one.kind == SLOW] == [(2, "compute")]
     # Ranks whose reports this process was too slow to send are silent meanwhile.
-    assert [one.rank for one in live.events if one.kind == "straggler"] == [2]
+    assert [one.finding.rank for one in live.events if one.finding.kind == SLOW] == [2]
     exporter._failed(CommtraceError("gone"))
-    assert live.stragglers == ()
+    assert live.findings == ()
 
 
 def slow_rank_2(rank: int, window: int) -> WindowReport:
@@ -158,20 +159,20 @@ def test_a_rank_that_shows_the_job_asks_for_it_and_exports_no_second_series(
     one = MonitorExporter(config, LiveRank(metadata(1, world_size=4), tmp_path))
     one._rank.asks_job = asks_job
     means = JobMeans(40, 4, 2 * MS, {"compute": MS}, {"dp": MS})
-    silent = LiveEvent("silent", 5.0, 2, "node0", "Rank 2 is silent.")
+    silent = LiveEvent(FOUND, 5 * SECOND, silent_finding(2), "Rank 2 is silent.")
     requests: list[Request] = []
 
     def exchange(request: Request) -> Reply:
         requests.append(request)
-        return Reply(findings=MonitorFindings((live_straggler(2),), (silent,), means))
+        return Reply(findings=MonitorFindings((slow_finding(2),), (silent,), means))
 
     monkeypatch.setattr(one, "_exchange", exchange)
     one._report(7)
     (received,) = requests
     assert isinstance(received, Report)
     assert received.asks_findings is asks_job
-    assert one._rank.job == (JobView((live_straggler(2),), (silent,), means) if asks_job else None)
-    assert (one._rank.joins, one._rank.stragglers, list(one._rank.events)) == (False, (), [])
+    assert one._rank.job == (JobView((slow_finding(2),), (silent,), means) if asks_job else None)
+    assert (one._rank.joins, one._rank.findings, list(one._rank.events)) == (False, (), [])
 
     one._failed(MonitorError("it is gone"))
     assert one._rank.job is None

@@ -10,7 +10,7 @@ import pytest
 
 from commtrace.exporters.monitor import hangs
 from commtrace.exporters.monitor.aggregator import Aggregator
-from commtrace.exporters.monitor.hangs import HangAggregator, _Groups, hang_event, hang_report, trace_of
+from commtrace.exporters.monitor.hangs import HangAggregator, _Groups, hang_finding, hang_report, trace_of
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
     MessageError,
@@ -21,7 +21,8 @@ from commtrace.exporters.monitor.messages import (
     encoded,
 )
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.finding import Finding
+from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.wire_types import RankRange, WireGroup
 from commtrace.trace.hang_report import Activity, InFlight
@@ -30,6 +31,7 @@ from commtrace.trace.run import RankTrace
 from tests.factory import group, metadata
 
 SECOND = 1_000_000_000
+MS = 1_000_000
 DP = group("dp", 0, 1, 2, 3)
 
 
@@ -73,26 +75,26 @@ def traces(reports: Sequence[dict[str, Any]]) -> list[RankTrace]:
 
 
 def test_the_rank_that_did_not_arrive_is_named_with_the_place_where_it_is() -> None:
-    event = hang_event(traces(hung()), 4, now=1.0)
-    assert (event.kind, event.rank, event.host) == ("hang", 2, "node2")
-    assert "4 of 4 ranks report it" in event.sentence
-    assert "Hung at seq 5 of the dp group" in event.sentence
-    assert "Root: rank 2" in event.sentence
-    assert "train.py:2 f" in event.sentence
+    finding = hang_finding(traces(hung()), 4, now=1.0)
+    assert (finding.id, finding.kind, finding.ranks, finding.host) == ("hang", "hang", (2,), "node2")
+    assert "4 of 4 ranks report it" in finding.evidence
+    assert "Hung at seq 5 of the dp group" in finding.evidence
+    assert "Root: rank 2" in finding.evidence
+    assert "train.py:2 f" in finding.evidence
 
 
 def test_a_rank_that_says_nothing_is_the_suspect() -> None:
-    event = hang_event(traces(hung([0, 1, 3])), 4, now=1.0)
-    assert event.rank == 2
-    assert "Rank 2 never reported: not started, or cut off." in event.sentence
-    assert "Nothing is known of rank 2, which sent no report of a hang." in event.sentence
-    assert "left no files" not in event.sentence
+    finding = hang_finding(traces(hung([0, 1, 3])), 4, now=1.0)
+    assert finding.ranks == (2,)
+    assert "Rank 2 never reported: not started, or cut off." in finding.evidence
+    assert "Nothing is known of rank 2, which sent no report of a hang." in finding.evidence
+    assert "left no files" not in finding.evidence
 
 
 def test_open_phases_are_named() -> None:
     record = hung()
     record[2]["activity"]["open"] = [{"kind": "forward", "name": "forward", "since": 5}]
-    assert "inside forward" in hang_event(traces(record), 4, now=1.0).sentence
+    assert "inside forward" in hang_finding(traces(record), 4, now=1.0).evidence
 
 
 def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment() -> None:
@@ -181,9 +183,19 @@ class Ranks:
         process = WireProcess(f"node{rank}", "boot", 100 + rank, 5)
         assert self.store.answer(Report(JOB, window, process=process)).refused == ""
 
-    def look(self, after: float) -> list[LiveEvent]:
+    def look(self, after: float, step_ns: int = 0) -> list[LiveEvent]:
         """So many seconds after training had stopped."""
-        return self.hangs.look(self.store, STOPPED_AT + after)
+        return self.hangs.look(self.store, STOPPED_AT + after, step_ns)
+
+    def finding(self) -> Finding | None:
+        return self.hangs.finding
+
+    def report_steps(self, last_steps: Sequence[int], at: float, age: float, **window: Any) -> None:
+        """Their newest windows, that closed so many seconds after training had stopped, and the age of their step."""
+        for rank, last in enumerate(last_steps):
+            number, age_ns = int((STOPPED_AT + at) // 4), round(age * 1e9)
+            told = WindowReport(rank, f"node{rank}", 0, number, last_step=last, age_ns=age_ns, **window)
+            assert self.store.answer(Report(JOB, told)).refused == ""
 
 
 def test_it_is_told_when_all_have_spoken_or_after_two_looks() -> None:
@@ -219,7 +231,7 @@ def test_ranks_that_wait_for_one_that_saves_do_not_hang_until_it_does() -> None:
         assert ranks.look(after) == []
     ranks.say(hung())
     (event,) = ranks.look(304)
-    assert event.rank == 2
+    assert event.finding.rank == 2
 
 
 def test_one_that_saved_and_is_heard_of_no_more_does_not_excuse_the_others() -> None:
@@ -227,7 +239,7 @@ def test_one_that_saved_and_is_heard_of_no_more_does_not_excuse_the_others() -> 
     ranks.report(2, 0, phase="checkpoint")
     ranks.say(hung([0, 1, 3]))
     ranks.look(60)
-    assert [event.rank for event in ranks.look(62)] == [2]
+    assert [event.finding.rank for event in ranks.look(62)] == [2]
 
 
 def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
@@ -239,7 +251,7 @@ def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
     (event,) = ranks.look(62)
     assert "Rank 2 still makes progress." in event.sentence
     assert "sign of life" not in event.sentence
-    assert event.rank == 2
+    assert event.finding.rank == 2
 
 
 def test_a_rank_that_left_its_stack_is_reported_with_its_place() -> None:
@@ -291,7 +303,7 @@ def test_a_silent_rank_is_told_in_the_words_of_the_doctor(process: str | None, w
     assert ranks.look(60) == []
     (event,) = ranks.look(62)
     silence = f"Rank 2 gave its last sign of life 64 s before the others: {why}"
-    assert (event.rank, event.host) == (2, "node2")
+    assert (event.finding.rank, event.finding.host) == (2, "node2")
     assert event.sentence == (
         "Training has stopped: 3 of 4 ranks report it. The job hangs: 1 communication waits in the end for rank 2. "
         f"Hung at seq 5 of the dp group of ranks 0–3. Arrived: ranks 0–1, 3 in all_reduce, waiting for 50 s. "
@@ -302,8 +314,8 @@ def test_a_silent_rank_is_told_in_the_words_of_the_doctor(process: str | None, w
 
 def test_a_hang_outside_of_communication_says_where_the_ranks_are() -> None:
     reports = [report(rank, waits_at=None, launched=5, at=f"train.py:{7 + (rank == 3)} validate") for rank in range(4)]
-    event = hang_event(traces(reports), 4, now=1.0)
-    assert event.sentence == (
+    finding = hang_finding(traces(reports), 4, now=1.0)
+    assert finding.evidence == (
         "Training has stopped: 4 of 4 ranks report it. Ranks 0–2 in no communication, at train.py:7 validate. "
         "Rank 3 in no communication, at train.py:8 validate."
     )
@@ -343,21 +355,71 @@ def test_a_rank_that_stands_still_after_another_one_has_raised_is_told_even_outs
     assert ranks.look(60) == []
     (event,) = ranks.look(70)
     assert "Ranks 1–2 ended cleanly. Rank 3 ended with an uncaught exception, OutOfMemoryError." in event.sentence
-    assert event.rank == 3
+    assert event.finding.rank == 3
 
 
 def test_the_next_hang_is_told_as_well() -> None:
     ranks = Ranks()
     ranks.say(hung())
     assert len(ranks.look(60)) == 1
-    assert "Hung at seq 5" in ranks.hangs.sentence
+    finding = ranks.finding()
+    assert finding is not None
+    assert "Hung at seq 5" in finding.evidence
     ranks.go_on()
     (event,) = ranks.look(70)
-    assert (event.kind, event.sentence) == ("resumed", "Training goes on; no rank hangs any more.")
+    assert (event.kind, event.sentence) == ("recovered", "Training goes on; no rank hangs any more.")
     assert ranks.look(71) == []
-    assert ranks.hangs.sentence == ""
+    assert ranks.finding() is None
     ranks.say(hung())
     assert len(ranks.look(80)) == 1
+
+
+def look_often(ranks: Ranks, until: int, step_ns: int, **window: Any) -> list[tuple[int, LiveEvent]]:
+    """What is told in each second; the ranks report every four seconds, and none has ended a step since it stopped."""
+    told = []
+    for after in range(until + 1):
+        if after % 4 == 0:
+            ranks.report_steps([99, 99, 98, 99], after, after, **window)
+        told += [(after, event) for event in ranks.look(after, step_ns)]
+    return told
+
+
+@pytest.mark.parametrize(("step_ns", "after"), [(MS, 16), (1_000 * MS, 16), (2_500 * MS, 26)])
+def test_that_no_step_ends_is_told_after_ten_usual_steps_and_15_seconds(step_ns: int, after: int) -> None:
+    ranks = Ranks()
+    ((told_after, event),) = look_often(ranks, 50, step_ns)
+
+    assert (told_after, event.kind, event.finding) == (after, "found", ranks.finding())
+    assert (event.finding.id, event.finding.kind, event.finding.ranks) == ("hang", "hang", (2,))
+    assert event.finding.since_ns == round(STOPPED_AT * 1e9)
+    usual = {MS: "1 ms", 1_000 * MS: "1.0 s", 2_500 * MS: "2.5 s"}[step_ns]
+    assert event.sentence == (
+        f"No step has ended for {after} s (a step takes {usual}). The last one is 99; rank 2 ended none after 98. "
+        "See where each rank is: commtrace doctor RUN"
+    )
+    ranks.say(hung())
+    (event,) = ranks.look(60)
+    assert (event.kind, event.finding.id) == ("changed", "hang")
+    assert "4 of 4 ranks report it" in event.sentence
+    ranks.go_on()
+    ranks.report_steps([100, 100, 100, 100], 64, 0.1)
+    assert [event.kind for event in ranks.look(64, step_ns)] == ["recovered"]
+    assert ranks.look(65, step_ns) == []
+
+
+@pytest.mark.parametrize("window", [{"phase": "checkpoint"}, {"phase": "evaluation"}, {"ended": True}])
+def test_a_job_that_saves_evaluates_or_ends_makes_progress(window: dict[str, Any]) -> None:
+    assert look_often(Ranks(), 50, MS, **window) == []
+
+
+def test_before_a_usual_step_is_known_nothing_is_said_of_progress() -> None:
+    assert look_often(Ranks(), 50, 0) == []
+
+
+def test_a_job_that_no_longer_reports_is_silent_and_not_without_progress() -> None:
+    ranks = Ranks()
+    ranks.report_steps([99, 99, 99, 99], 0, 0)
+    assert [ranks.look(after, MS) for after in range(60)] == [[]] * 60
 
 
 def test_a_rank_that_cannot_tell_hides_no_other_and_is_not_accused() -> None:
@@ -365,7 +427,7 @@ def test_a_rank_that_cannot_tell_hides_no_other_and_is_not_accused() -> None:
     ranks.say(hung([0, 2, 3]))
     ranks.store.answer(RankHang(JOB, 1, True))
     (event,) = ranks.look(61)
-    assert (event.rank, event.host) == (2, "node2")
+    assert (event.finding.rank, event.finding.host) == (2, "node2")
     assert "3 of 4 ranks report it" in event.sentence
     assert "Left out, because it cannot be read: the report of rank 1." in event.sentence
     assert "never reported" not in event.sentence
@@ -386,7 +448,7 @@ def test_an_analysis_that_fails_does_not_switch_the_monitor_off(
 ) -> None:
     ranks, aggregator = Ranks(), Aggregator(JOB, [])
     ranks.say(hung())
-    monkeypatch.setattr(hangs, "hang_event", lambda *_: 1 / 0)
+    monkeypatch.setattr(hangs, "hang_finding", lambda *_: 1 / 0)
     assert aggregator.look_for_hangs(ranks.store, STOPPED_AT + 61) == []
     assert aggregator.look_for_hangs(ranks.store, STOPPED_AT + 62) == []
     assert caplog.text.count("the monitor no longer reports hangs") == 1

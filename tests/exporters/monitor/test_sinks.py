@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from commtrace.config import Config, MonitorConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.monitor import sinks
 from commtrace.exporters.monitor.aggregator import Aggregator
-from commtrace.exporters.monitor.messages import Report, WatchedJob
+from commtrace.exporters.monitor.messages import MOST_BYTES, Reply, Report, WatchedJob, encoded
 from commtrace.exporters.monitor.sinks import (
     FileSink,
+    FindingsSink,
     LogSink,
     WebhookSink,
     json_payload,
@@ -33,10 +35,13 @@ from commtrace.exporters.monitor.sinks import (
     slack_payload,
 )
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.findings import LiveEvent, StandingFindings, cleared, found
+from commtrace.findings.finding import Member
+from commtrace.findings.status import CLEARED, FOUND, LiveEvent
+from commtrace.live.monitoring.standing import StandingFindings, cleared, found
+from commtrace.trace.json_values import fields_to_json
 from tests.json_reading import read_back
 from tests.json_schemas import errors
-from tests.live.findings import live_straggler, status
+from tests.live.findings import SECOND, hang_finding, not_judged, silent_finding, slow_finding, status
 from tests.live.monitoring.window_reports import SECONDS, report
 
 
@@ -45,11 +50,11 @@ def test_that_it_cannot_be_told_who_is_slow_is_logged_once_until_it_can_be_told_
 ) -> None:
     sink = LogSink()
     with caplog.at_level(logging.WARNING, logger="commtrace"):
-        for abstentions in (("Not told: 60 ms.",), ("Not told: 61 ms.",), (), ("Not told: 62 ms.",)):
-            sink.alert([], status(abstentions=abstentions))
+        for reasons in (["60 ms."], ["61 ms."], [], ["62 ms."]):
+            sink.alert([], status(*map(not_judged, reasons)))
     assert [record.getMessage() for record in caplog.records] == [
-        "commtrace: Not told: 60 ms.",
-        "commtrace: Not told: 62 ms.",
+        "commtrace: Not judged: 60 ms.",
+        "commtrace: Not judged: 62 ms.",
     ]
 
 
@@ -66,14 +71,22 @@ def test_the_files_of_a_run_match_their_schemas(tmp_path: Path) -> None:
         states.append(json.loads((tmp_path / "monitor.json").read_text()))
     events = [json.loads(line) for line in (tmp_path / "monitor.jsonl").read_text().splitlines()]
 
-    assert [event["kind"] for event in events] == ["straggler", "recovered", *["silent"] * 1]
-    assert [len(state["stragglers"]) for state in states] == [0, 1, 1, 1, 0, 0, 0, 0]
+    assert [(event["kind"], event["finding"]["kind"]) for event in events] == [
+        ("found", "slow"),
+        ("recovered", "slow"),
+        ("found", "silent"),
+    ]
+    assert [[one["kind"] for one in state["findings"]] for state in states] == [
+        [], ["slow"], ["slow"], ["slow"], [], [], [], ["silent"]
+    ]  # fmt: skip
     assert [found for state in states for found in errors("monitor", state)] == []
     assert [found for event in events for found in errors("monitor-event", event)] == []
 
 
-SILENT = LiveEvent("silent", 1.0, 3, "node0", "Rank 3 on node0 has not reported for 12 s: dead, stuck or cut off.")
-BACK = LiveEvent("back", 2.0, 3, "node0", "Rank 3 on node0 reports again.")
+SILENT = LiveEvent(
+    FOUND, SECOND, silent_finding(3), "Rank 3 on node0 has not reported for 12 s: dead, stuck or cut off."
+)
+BACK = LiveEvent(CLEARED, 2 * SECOND, silent_finding(3), "Rank 3 on node0 reports again.")
 
 
 def test_links_that_somebody_has_put_into_the_run_are_not_followed(
@@ -93,10 +106,10 @@ def test_links_that_somebody_has_put_into_the_run_are_not_followed(
     assert "the monitor cannot write" in caplog.text
 
 
-HANG = LiveEvent("hang", 3.0, 2, "node1", "Training has stopped: 4 of 4 ranks say so.")
-RESUMED = LiveEvent("resumed", 4.0, -1, "", "Training goes on; no rank hangs any more.")
-STRAGGLER = live_straggler(id="slow/compute/rank 1 on node0")
-SLOW = found(STRAGGLER, 8.0, "GPU")
+HANG = LiveEvent(FOUND, 3 * SECOND, hang_finding(), "Training has stopped: 4 of 4 ranks say so.")
+RESUMED = LiveEvent(CLEARED, 4 * SECOND, hang_finding(), "Training goes on; no rank hangs any more.")
+STRAGGLER = slow_finding()
+SLOW = found(STRAGGLER, 8 * SECOND, "GPU")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitor.md"
 LIMIT_SECONDS = 60.0
 SECRET = "s3cret"
@@ -169,8 +182,8 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_plain_json_is_the_event_with_its_run() -> None:
     payload = json_payload(SLOW, "llm-7b")
-    assert payload == {**SLOW.to_json(), "run_id": "llm-7b"}
-    for event in (SLOW, SILENT, BACK, HANG, RESUMED, cleared(STRAGGLER, 9.0)):
+    assert payload == {**fields_to_json(SLOW), "run_id": "llm-7b"}
+    for event in (SLOW, SILENT, BACK, HANG, RESUMED, cleared(STRAGGLER, 9 * SECOND)):
         assert list(errors("monitor-event", read_back(json_payload(event, "llm-7b")))) == []
 
 
@@ -208,7 +221,7 @@ def test_pagerduty_gets_an_incident_that_is_resolved_when_the_finding_is_over() 
             "custom_details": json_payload(SLOW, "llm-7b"),
         },
     }
-    assert pagerduty_payload(cleared(STRAGGLER, 9.0), "llm-7b", "key") == {
+    assert pagerduty_payload(cleared(STRAGGLER, 9 * SECOND), "llm-7b", "key") == {
         "routing_key": "key",
         "event_action": "resolve",
         "dedup_key": incident["dedup_key"],
@@ -216,9 +229,9 @@ def test_pagerduty_gets_an_incident_that_is_resolved_when_the_finding_is_over() 
 
 
 def test_pagerduty_gets_no_event_that_is_too_long_for_it() -> None:
-    straggler = replace(live_straggler(1), ranks=tuple(range(200_000)))
-    payload = read_back(pagerduty_payload(found(straggler, 8.0, "GPU"), "llm-7b", "key"))["payload"]
-    assert "straggler" not in payload["custom_details"]
+    many = slow_finding(ranks=tuple(range(200_000)))
+    payload = read_back(pagerduty_payload(found(many, 8 * SECOND, "GPU"), "llm-7b", "key"))["payload"]
+    assert "finding" not in payload["custom_details"]
     assert payload["custom_details"]["sentence"] == payload["summary"]
     assert len(json.dumps(payload)) < 512 * 1024
 
@@ -232,7 +245,10 @@ def test_hangs_and_silent_ranks_are_incidents_as_well(begin: LiveEvent, end: Liv
 
 
 def test_incidents_of_other_findings_and_runs_have_other_keys() -> None:
-    other_rank, other_finding = replace(SILENT, rank=4), found(live_straggler(id="slow/data/rank 1"), 8.0, "GPU")
+    other_rank, other_finding = (
+        replace(SILENT, finding=silent_finding(4)),
+        found(slow_finding(cause="data"), 8 * SECOND, "GPU"),
+    )
     keys = {
         pagerduty_payload(event, "llm-7b", "")["dedup_key"] for event in (SILENT, other_rank, HANG, SLOW, other_finding)
     }
@@ -243,9 +259,9 @@ def test_incidents_of_other_findings_and_runs_have_other_keys() -> None:
 
 def test_a_finding_that_changes_stays_the_same_incident() -> None:
     standing = StandingFindings(windows_to_name=1)
-    rank_1, both = live_straggler(1), replace(live_straggler(1), ranks=(1, 2), who="ranks 1 and 2", cause="data")
+    rank_1, both = slow_finding(1), slow_finding(1, ranks=(1, 2), who="ranks 1 and 2", cause="data")
     events = [event for seen in ([rank_1], [both], []) for event in standing.join(seen, 9.0, "GPU")]
-    assert [event.kind for event in events] == ["straggler", "changed", "recovered"]
+    assert [event.kind for event in events] == ["found", "changed", "recovered"]
     payloads = [pagerduty_payload(event, "llm-7b", "key") for event in events]
     assert [payload["event_action"] for payload in payloads] == ["trigger", "trigger", "resolve"]
     assert len({payload["dedup_key"] for payload in payloads}) == 1
@@ -254,7 +270,7 @@ def test_a_finding_that_changes_stays_the_same_incident() -> None:
 def test_the_examples_of_the_documentation_are_what_is_sent() -> None:
     _, _, section = PAGE.read_text("utf-8").partition("\n## Webhook\n")
     shown = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)]
-    event = replace(SILENT, time=1795425247.0)
+    event = replace(SILENT, time_ns=1795425247 * SECOND)
     incident = read_back(pagerduty_payload(event, "llm-7b", "0f3c6b0a4d6e4f5a9d7c1b2e8a7f6c5d"))
     incident["payload"]["custom_details"] = {}
     assert shown == [slack_payload(event, "llm-7b"), incident, json_payload(event, "llm-7b")]
@@ -307,7 +323,7 @@ def test_events_that_fail_for_a_moment_are_sent_again_in_order(
 ) -> None:
     receiver.answers = [(500, {}), (503, {}), (502, {})]
     assert sent(receiver.url, [SILENT, BACK]) == [1, 2, 4]
-    assert [body["kind"] for body in receiver.bodies] == [*["silent"] * 4, "back"]
+    assert [body["kind"] for body in receiver.bodies] == [*["found"] * 4, "recovered"]
     assert caplog.records == []
 
 
@@ -335,7 +351,7 @@ def test_events_that_a_receiver_refuses_for_good_are_not_sent_again(
 ) -> None:
     receiver.answers = [(code, {})]
     assert sent(receiver.url, [SILENT, BACK]) == []
-    assert [body["kind"] for body in receiver.bodies] == ["silent", "back"]
+    assert [body["kind"] for body in receiver.bodies] == ["found", "recovered"]
     assert messages(caplog)[0].endswith(f"did not accept an event (1 try): HTTP status {code}")
 
 
@@ -407,3 +423,22 @@ def test_an_event_that_the_webhook_does_not_get_is_logged_without_control_charac
     sink.alert([replace(SILENT, sentence="node\x1b[2J")] * 101, status())
     assert "\x1b" not in caplog.text
     assert caplog.text.count("the webhook is too slow") == 1
+
+
+@pytest.mark.parametrize("host", ["node0", "\x07" * 1_000])
+def test_what_ranks_are_told_fits_into_a_message_however_much_is_found(host: str) -> None:
+    """Of a job of 4,096 ranks with as many slow ones, on hosts whose names take six bytes a letter in JSON."""
+    ranks = tuple(range(4_096))
+    members = tuple(Member(rank, host, 1e6) for rank in range(16))
+    many = slow_finding(
+        ranks=ranks, members=members, hosts=tuple(f"{host}{rank}" for rank in ranks), who=host * 9, evidence=host * 99
+    )
+    event = found(many, 8 * SECOND, "GPU")
+    told = MonitorStore(WatchedJob("run", 0, 4_096, SECONDS))
+
+    FindingsSink(told).alert([event] * 50, status(*[many] * 50))
+
+    findings = told.answer(Report(WatchedJob("run", 0, 4_096, SECONDS), report(0, 1), asks_findings=True)).findings
+    assert len(encoded(Reply(findings=findings))) < MOST_BYTES
+    assert (len(findings.events) > 0, len(findings.findings) > 0) == (True, True)
+    assert findings.findings[0].ranks == ranks[:256]

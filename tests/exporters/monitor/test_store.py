@@ -13,12 +13,13 @@ from commtrace.exporters.monitor.messages import (
     WatchedJob,
 )
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.status import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep, RankStep
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
 from tests.exporters.monitor.conftest import JOB
 from tests.exporters.monitor.made_reports import report, stopped
+from tests.live.findings import SECOND, silent_finding
 
 
 def test_the_newest_report_of_each_rank_is_kept(store: MonitorStore) -> None:
@@ -37,7 +38,7 @@ def test_a_rank_is_told_of_its_stage_and_of_the_groups_that_it_asks_for(store: M
 
 
 def test_findings_are_for_who_asks(store: MonitorStore) -> None:
-    findings = MonitorFindings((), (LiveEvent("silent", 1.0, 3, "node0", "Rank 3 is silent."),))
+    findings = MonitorFindings((), (LiveEvent(FOUND, SECOND, silent_finding(3), "Rank 3 is silent."),))
     store.publish_findings(findings)
     assert store.answer(report(1, 1)).findings == MonitorFindings()
     assert store.answer(report(0, 1, findings=True)).findings == findings

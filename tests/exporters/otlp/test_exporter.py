@@ -6,10 +6,10 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -20,7 +20,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.exporters.live import live_view
 from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp.exporter import OtlpExporter, open_otlp
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import trace_id
 from commtrace.recording.recorder import Recorder
@@ -36,6 +36,7 @@ from tests.exporters.otlp.made import (
 )  # fmt: skip
 from tests.exporters.otlp.receiver import attributes, receiving
 from tests.free_ports import free_port
+from tests.live.findings import silent_finding
 from tests.waiting import until
 
 
@@ -289,18 +290,18 @@ def test_requests_with_metrics_that_are_refused_are_counted_apart_from_spans(
 
 def test_findings_of_the_monitor_are_reported_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     exporter = opened(config=Config(otlp=OtlpConfig(level="steps", file=str(tmp_path))))
-    finding = LiveEvent("silent", 1.7e9, 2, "alpha", "…")
+    finding = LiveEvent("found", 1_700_000_000 * 10**9, silent_finding(2), "…")
     run_steps(exporter, 0, 1)
     exporter._rank.events.append(finding)
     run_steps(exporter, 1, 2)
-    exporter._rank.events.append(replace(finding, kind="back", time=1.8e9))
+    exporter._rank.events.append(replace(finding, kind="recovered", time_ns=1_800_000_000 * 10**9))
     run_steps(exporter, 3, 1)
     until(lambda: is_settled(exporter))
     exporter.close()
 
     (path,) = tmp_path.glob("*traces*")
     lines = path.read_text()
-    assert (lines.count('"name":"silent"'), lines.count('"name":"back"')) == (1, 1)
+    assert (lines.count('"name":"silent found"'), lines.count('"name":"silent recovered"')) == (1, 1)
 
 
 def test_with_a_monitor_the_job_step_is_sent_when_the_times_of_all_ranks_are_known(

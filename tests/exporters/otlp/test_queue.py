@@ -20,12 +20,13 @@ from commtrace.exporters.otlp.queue import (
     SpanFilter,
     StepQueue,
 )
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.recording.options import OTLP_LEVELS
 from commtrace.trace import schema
 from tests.exporters.otlp.made import WORLD_SIZE, live_rank
 from tests.exporters.prometheus.steps import summary
+from tests.live.findings import silent_finding
 from tests.trace.rows import row
 
 
@@ -58,7 +59,7 @@ def test_rows_are_chosen_by_the_step_that_they_bear() -> None:
 
 
 def step(rows: int, *, is_root: bool = False, findings: int = 0) -> ExportedStep:
-    events = [LiveEvent("silent", 0.0, 1, "alpha", "…")] * findings
+    events = [LiveEvent("found", 0, silent_finding(1), "…")] * findings
     roots = (JobStep(0, 0, 0, 1, 1),) if is_root else ()
     return ExportedStep(summary(), [row(start=number) for number in range(rows)], roots, events, 0, 0, 0)
 

@@ -11,14 +11,14 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from commtrace.exporters.otlp.queue import ExportedStep, SpanFilter
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker, resource_of
-from commtrace.live.monitoring.findings import FOUND, LiveEvent
+from commtrace.findings.status import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import trace_id
 from commtrace.trace import schema
 from commtrace.trace.selection import StepRange
 from tests.exporters.otlp.made import EPOCH_NS, RESOURCE, RUN, job_spans, live_rank, spans_of, step_rows, summary
 from tests.factory import group
-from tests.live.findings import live_straggler
+from tests.live.findings import slow_finding
 from tests.trace.rows import row
 
 
@@ -220,23 +220,26 @@ def test_members_of_a_large_group_link_to_the_lowest_and_this_one_to_some(size: 
 
 
 def test_a_finding_of_the_monitor_is_a_span_from_since_when_it_is() -> None:
-    straggler = live_straggler(3, cause="data", since=1_700_000_010.5, cost_ms_per_step=3.5)
-    finding = LiveEvent(FOUND, 1_700_000_020.0, 3, "alpha", "Rank 3 …", straggler)
-    *_, span = spans_of(live_rank(0), step_rows(0, 0), findings=(finding,))
+    slow = slow_finding(3, cause="data", since_ns=EPOCH_NS + 10_500_000_000, cost_ns=3.5e6)
+    event = LiveEvent(FOUND, EPOCH_NS + 20_000_000_000, slow, "Rank 3 …")
+    *_, span = spans_of(live_rank(0), step_rows(0, 0), findings=(event,))
 
     assert (span.name, span.start_time, span.end_time) == (
-        "straggler",
+        "slow found",
         EPOCH_NS + 10_500_000_000,
         EPOCH_NS + 20_000_000_000,
     )
     assert labels_of(span) == {
-        "commtrace.finding": "straggler",
+        "commtrace.finding": "found",
+        "commtrace.finding.id": "slow/ranks/data/3",
+        "commtrace.finding.kind": "slow",
         "commtrace.finding.rank": 3,
-        "commtrace.finding.node": "alpha",
+        "commtrace.finding.node": "node0",
         "commtrace.finding.place": "ranks",
         "commtrace.finding.sentence": "Rank 3 …",
         "commtrace.finding.cause": "data",
-        "commtrace.finding.cost_ms_per_step": 3.5,
+        "commtrace.finding.cost_ns": 3.5e6,
+        "commtrace.finding.share": 0.12,
         "commtrace.finding.gpu_hours_per_day": 1.0,
         "commtrace.finding.since_step": 30,
     }

@@ -16,7 +16,7 @@ from commtrace.live.summary import DeviceMemory
 from commtrace.trace import schema
 from commtrace.trace.schema import Row
 from tests.exporters.prometheus.steps import rank, summary
-from tests.live.findings import live_straggler
+from tests.live.findings import slow_finding
 from tools.grafana.dashboards import dashboards
 from tools.prometheus_rules import Timing, alerts
 
@@ -35,7 +35,7 @@ def test_every_metric_is_documented() -> None:
     totals.add(summary(counts=counts, device=device, launch_bound_ns={"forward": 1}))
     live = rank()
     live.flow, live.marks.topology["coordinates"] = Flow(sender=0), {}  # a stage that nobody told
-    live.joins, live.score, live.stragglers = True, 1.0, (live_straggler(),)
+    live.joins, live.score, live.findings = True, 1.0, (slow_finding(),)
     live.budget.add([Row(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     names = {

@@ -22,7 +22,7 @@ from commtrace.live.summary import LARGER, SIZES, DeviceMemory, MessageSummary, 
 from commtrace.trace import schema
 from commtrace.trace.hang_report import Activity, HangReport
 from tests.exporters.prometheus.steps import SECOND, rank, summary
-from tests.live.findings import live_straggler
+from tests.live.findings import slow_finding
 from tests.trace.rows import mark
 
 PROMTOOL = shutil.which("promtool")
@@ -218,7 +218,7 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
     live.joins = True
     live.split = {pair: Split(1, 2) for pair in pairs}
     live.score = 1.2
-    live.stragglers = tuple(map(live_straggler, range(20)))
+    live.findings = tuple(map(slow_finding, range(20)))
 
     exported = samples(RankCollector(live, totals))
 
@@ -278,19 +278,19 @@ def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs()
     live = rank()
     exported = values(RankCollector(live, StepCounters()))
     assert exported["commtrace_hung"] == 0
-    assert not any(name.startswith("commtrace_straggler") for name in exported)
+    assert not any(name.startswith(("commtrace_straggler", "commtrace_finding")) for name in exported)
     live.joins = True
     live.score = 1.25
     activity = Activity((0, -1, -1, -1), (), {}, (), ())
     live.hang = lambda: HangReport(0.0, 0, 1, live.metadata, (), {}, {}, activity, (), ())
-    live.stragglers = tuple(map(live_straggler, range(20)))
+    live.findings = tuple(map(slow_finding, range(20)))
     exported = values(RankCollector(live, StepCounters()))
     assert exported["commtrace_hung"] == 1
-    assert exported["commtrace_straggler_cost_seconds{cause=compute,place=ranks,straggler_rank=2}"] == 0.012
-    of_rank_2 = "{cause=compute,place=ranks,straggler_rank=2}"
-    assert exported[f"commtrace_straggler_since_step{of_rank_2}"] == 30
-    assert exported[f"commtrace_straggler_since_timestamp_seconds{of_rank_2}"] == 5.0
-    assert sum(name.startswith("commtrace_straggler_cost") for name in exported) == 3
+    assert exported["commtrace_finding_cost_seconds{cause=compute,finding_rank=2,kind=slow,place=ranks}"] == 0.012
+    of_rank_2 = "{cause=compute,finding_rank=2,kind=slow,place=ranks}"
+    assert exported[f"commtrace_finding_since_step{of_rank_2}"] == 30
+    assert exported[f"commtrace_finding_since_timestamp_seconds{of_rank_2}"] == 5.0
+    assert sum(name.startswith("commtrace_finding_cost") for name in exported) == 3
     assert exported["commtrace_straggler_score_ratio"] == 1.25
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from commtrace.exporters.scalars.series import DatedEvent, Point
 from commtrace.exporters.scalars.trackers import MlflowRuns, WandbRuns
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.status import LiveEvent
+from tests.live.findings import SECOND, silent_finding
 
-STOPPED = LiveEvent("hang", 1.0, 2, "node0", "Training has stopped.")
+STOPPED = LiveEvent("found", SECOND, silent_finding(2), "Training has stopped.")
 
 
 def write(sink: WandbRuns | MlflowRuns, step: int, *findings: DatedEvent) -> None:

@@ -16,11 +16,12 @@ from commtrace.errors import MissingExtraError
 from commtrace.exporters.scalars import exporter as module
 from commtrace.exporters.scalars.exporter import RETRY_SECONDS, ScalarExporter, open_tensorboard
 from commtrace.exporters.scalars.series import DatedEvent, Point
-from commtrace.live.monitoring.findings import JobView, LiveEvent
+from commtrace.findings.status import JobView, LiveEvent
 from commtrace.live.rank import LiveRank
 from tests.exporters.prometheus.steps import rank, summary
+from tests.live.findings import SECOND, silent_finding
 
-EVENT = LiveEvent("hang", 5.0, 2, "node0", "Training has stopped.")
+EVENT = LiveEvent("found", 5 * SECOND, silent_finding(2), "Training has stopped.")
 
 
 @dataclass

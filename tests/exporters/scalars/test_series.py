@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from commtrace.exporters.scalars.series import RankSeries, StepSums
-from commtrace.live.monitoring.findings import JobMeans, JobView, LiveEvent
+from commtrace.findings.finding import LOST, Finding
+from commtrace.findings.status import JobMeans, JobView, LiveEvent
 from commtrace.live.summary import DeviceMemory, StepSummary
 from commtrace.trace.metadata import ClockAnchor
 from tests.exporters.prometheus.steps import SECOND, rank, summary
-from tests.live.findings import live_straggler
+from tests.live.findings import silent_finding, slow_finding
 
 
 def sums(*steps: StepSummary) -> StepSums:
@@ -76,8 +76,9 @@ MEANS = JobMeans(
 def test_findings_about_the_job_are_written_once_per_window() -> None:
     live = rank(number=0)
     live.score = 1.25
-    stragglers = (live_straggler(2, cost_ms_per_step=80.0), live_straggler(5, cost_ms_per_step=20.0))
-    live.job = JobView(stragglers, (), MEANS)
+    stragglers = (slow_finding(2, cost_ns=80e6), slow_finding(5, cost_ns=20e6))
+    lost = Finding(id="lost/job/transfer", kind=LOST, place="job", cause="transfer", cost_ns=0.25e9)
+    live.job = JobView((*stragglers, lost), (), MEANS)
     series = RankSeries(live)
     own, job = series.points(sums(summary(44)))
     assert own.values["straggler_score_ratio"] == 1.25
@@ -92,6 +93,7 @@ def test_findings_about_the_job_are_written_once_per_window() -> None:
         "other_seconds": 0.25,
         "exposed_seconds/dp": 0.25,
         "exposed_seconds/pp": 0.25,
+        "lost_seconds/transfer": 0.25,
         "stragglers": 2,
         "straggler_cost_seconds": 0.08,
     }
@@ -110,8 +112,8 @@ def test_before_the_monitor_has_compared_ranks_there_is_no_point_of_the_job() ->
 def test_every_finding_is_written_once_with_the_newest_step() -> None:
     live = rank()
     series = RankSeries(live)
-    silent = LiveEvent("silent", 5.0, 2, "node0", "Rank 2 is silent.")
-    back = LiveEvent("back", 9.0, 2, "node0", "Rank 2 reports again.")
+    silent = LiveEvent("found", 5 * SECOND, silent_finding(2), "Rank 2 is silent.")
+    back = LiveEvent("recovered", 9 * SECOND, silent_finding(2), "Rank 2 reports again.")
     assert series.findings() == []
     live.job = JobView((), (silent,), None)
     assert series.findings() == [(-1, silent)]

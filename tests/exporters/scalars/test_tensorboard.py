@@ -9,7 +9,8 @@ import pytest
 
 import commtrace
 from commtrace.exporters.scalars.series import DatedEvent, Point
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.status import LiveEvent
+from tests.live.findings import SECOND, silent_finding
 
 accumulator = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
@@ -32,7 +33,7 @@ def scalars(directory: Path, tag: str = TAG) -> list[tuple[float, int, float]]:
 def test_scalars_and_findings_have_the_steps_and_times_of_the_job(tmp_path: Path) -> None:
     file = EventFile(tmp_path / "a" / "b")
     file.write([point(7, 0.5), Point("job", 6, 1_000.0, {"stragglers": 2.0})], [])
-    silent = LiveEvent("silent", 1_020.0, 2, "node0", "Rank 2 is silent.")
+    silent = LiveEvent("found", 1_020 * SECOND, silent_finding(2), "Rank 2 is silent.")
     file.write([], [DatedEvent(7, silent)])
 
     shown = accumulator.EventAccumulator(str(tmp_path / "a" / "b")).Reload()

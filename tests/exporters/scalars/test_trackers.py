@@ -15,7 +15,8 @@ import pytest
 
 from commtrace.exporters.scalars.series import DatedEvent, Point
 from commtrace.exporters.scalars.trackers import MlflowRuns, WandbRuns
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.findings.status import LiveEvent
+from tests.live.findings import SECOND, silent_finding
 
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 120
@@ -26,7 +27,7 @@ def point(step: int) -> Point:
 
 
 def found(step: int, sentence: str) -> DatedEvent:
-    return DatedEvent(step, LiveEvent("silent", 1.0, 2, "node0", sentence))
+    return DatedEvent(step, LiveEvent("found", SECOND, silent_finding(2), sentence))
 
 
 class WandbRun:

@@ -51,20 +51,20 @@ def steps_of(run: Run, steps: range) -> Run:
 
 def test_a_stage_that_was_slow_from_the_first_step_on_has_too_many_layers() -> None:
     for priced in replayed(PIPELINE, ["uneven-stage=1:1.3"], 3):
-        (verdict,) = priced.verdicts
-        assert (verdict.who, verdict.next_step) == ("stage 1 (ranks 2–3)", advice("stage_imbalance", 2))
+        (finding,) = priced.of_no_rank
+        assert (finding.who, finding.advice) == ("stage 1 (ranks 2–3)", advice("stage_imbalance", 2))
 
 
 def test_a_stage_that_becomes_slow_has_the_layers_that_it_had() -> None:
     *before, after = replayed(PIPELINE, ["uneven-stage=1:1.3@16:24"], 3)
-    assert [priced.verdicts for priced in before] == [[], []]
-    (verdict,) = after.verdicts
-    assert (verdict.who, verdict.next_step) == ("stage 1 (ranks 2–3)", STAGE_THAT_CHANGED)
+    assert [priced.of_no_rank for priced in before] == [(), ()]
+    (finding,) = after.of_no_rank
+    assert (finding.who, finding.advice) == ("stage 1 (ranks 2–3)", STAGE_THAT_CHANGED)
 
 
 def test_a_stage_that_becomes_slow_is_named_apart_from_one_that_always_was() -> None:
     *_, after = replayed(PIPELINE, ["uneven-stage=1:1.3", "uneven-stage=2:1.4@16:24"], 3)
-    assert {verdict.who: verdict.next_step for verdict in after.verdicts} == {
+    assert {finding.who: finding.advice for finding in after.of_no_rank} == {
         "stage 1 (ranks 2–3)": advice("stage_imbalance", 2),
         "stage 2 (ranks 4–5)": STAGE_THAT_CHANGED,
     }
@@ -72,31 +72,31 @@ def test_a_stage_that_becomes_slow_is_named_apart_from_one_that_always_was() -> 
 
 def test_most_stages_that_become_slow_are_recognised_by_what_they_did_before() -> None:
     *_, after = replayed(PIPELINE, ["uneven-stage=0,1,3:1.25@16:24"], 3)
-    (verdict,) = after.verdicts
-    assert verdict.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
-    assert "25 % more than before, compared with the other stages" in verdict.evidence
+    (finding,) = after.of_no_rank
+    assert finding.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
+    assert "25 % more than before, compared with the other stages" in finding.evidence
 
 
 def test_stages_that_differ_by_design_are_compared_with_what_they_did_before() -> None:
     design = ["uneven-stage=1:1.1", "uneven-stage=2:1.2", "uneven-stage=3:1.3"]
     *before, after = replayed(PIPELINE, [*design, "uneven-stage=2:1.5@16:24"], 3)
-    assert [(priced.verdicts, len(priced.undecided)) for priced in before] == [([], 1), ([], 1)]
-    (verdict,) = after.verdicts
-    assert (verdict.who, verdict.next_step) == ("stage 2 (ranks 4–5)", STAGE_THAT_CHANGED)
-    assert "50 % more than before, compared with the other stages" in verdict.evidence
+    assert [(priced.of_no_rank, len(priced.undecided)) for priced in before] == [((), 1), ((), 1)]
+    (finding,) = after.of_no_rank
+    assert (finding.who, finding.advice) == ("stage 2 (ranks 4–5)", STAGE_THAT_CHANGED)
+    assert "50 % more than before, compared with the other stages" in finding.evidence
 
 
 def test_a_network_that_becomes_slow_is_compared_with_what_it_was() -> None:
     *before, after, later = replayed(TWO_HOSTS, [SLOW_NETWORK.format(16, 32)], 4)
-    assert [priced.verdicts for priced in before] == [[], []]
+    assert [priced.of_no_rank for priced in before] == [(), ()]
     for priced in (after, later):
-        (verdict,) = priced.verdicts
-        assert (verdict.who, verdict.cause) == ("network between hosts node0, node1 (ranks 0–7)", "communication")
-        assert "as in the steps in which they were fast" in verdict.evidence
+        (finding,) = priced.of_no_rank
+        assert (finding.who, finding.cause) == ("network between hosts node0, node1 (ranks 0–7)", "communication")
+        assert "as in the steps in which they were fast" in finding.evidence
 
 
 def test_a_network_that_is_slow_from_the_first_step_on_has_no_past() -> None:
-    assert [priced.verdicts for priced in replayed(TWO_HOSTS, [SLOW_NETWORK.format(0, 24)], 3)] == [[], [], []]
+    assert [priced.of_no_rank for priced in replayed(TWO_HOSTS, [SLOW_NETWORK.format(0, 24)], 3)] == [(), (), ()]
 
 
 SLOW_REPLICA: dict[str, Any] = {**PIPELINE, "microbatches": 8}
@@ -125,12 +125,12 @@ def test_a_late_host_is_told_from_a_slow_device(fault: str, is_late: bool) -> No
     launches = priced.launches[1]
     assert launches is not None
     assert launches.are_late is is_late
-    assert priced.verdicts == []
+    assert priced.of_no_rank == ()
 
 
 def test_a_job_whose_hosts_are_all_late_is_launch_bound() -> None:
     (priced,) = replayed({"dp": 4}, ["late-launch=0,1,2,3:20"], 1)
 
-    (verdict,) = priced.verdicts
-    assert (verdict.place, verdict.cause) == ("job", "host")
-    assert verdict.cost_ms_per_step == pytest.approx(20, rel=0.05)
+    (finding,) = priced.of_no_rank
+    assert (finding.place, finding.cause) == ("job", "host")
+    assert finding.cost_ns == pytest.approx(20 * MS, rel=0.05)

@@ -8,11 +8,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from commtrace.live.monitoring.findings import BACK, CHANGED, CLEARED, FOUND, SILENT, LiveEvent
+from commtrace.findings.finding import NOT_JUDGED, SILENT, SLOW, Finding
+from commtrace.findings.status import CHANGED, CLEARED, FOUND, LiveEvent
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay
 from commtrace.live.monitoring.watch import Watch
 from commtrace.trace.metadata import DeviceState
 from tests.live.monitoring.window_reports import MS, SECONDS, report
+
+
+def found_by(watch: Watch) -> list[Finding]:
+    return [finding for finding in watch.findings if finding.kind == SLOW]
+
+
+def reasons(watch: Watch) -> list[str]:
+    return [finding.evidence for finding in watch.findings if finding.kind == NOT_JUDGED]
 
 
 def watched(
@@ -37,23 +46,23 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
     assert events == []
     watch, events = watched(1, {5: (72, 5, 0, 5)}, watch=watch, begin=1)
     (event,) = events
-    assert (event.kind, event.rank, event.host, event.time) == (FOUND, 5, "node1", 8.0)
-    straggler = event.straggler
-    assert straggler is not None
-    assert (straggler.cause, straggler.since) == ("compute", 0.0)
-    assert straggler.cost_ms_per_step == pytest.approx(12.0)
-    assert straggler.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
+    assert (event.kind, event.finding.rank, event.finding.host, event.time_ns / 1e9) == (FOUND, 5, "node1", 8.0)
+    finding = event.finding
+    assert (finding.cause, finding.since_ns, finding.norm) == ("compute", 0, "majority")
+    assert finding.cost_ns == pytest.approx(12 * MS)
+    assert finding.share == pytest.approx(0.12)
+    assert finding.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
     assert event.sentence.startswith(
-        "Straggler: rank 5 on node1, compute: costs 12.0 ms per step, 23 GPU-hours per day, for 8.0 s, since about "
-        "step 0 (± 40), 00:00:00 UTC. Rank 5 (node1) needs 82.0 ms of work per step: 12.0 ms per step more than the "
-        "ranks that do the same work, which need 70.0 ms (means of a window). The others wait for 30.0 ms."
+        "Straggler: rank 5 on node1, compute: 12 ms per step (12.0% of it), 23 GPU-hours per day, for 8.0 s, since "
+        "about step 0 (± 40), 00:00:00 UTC. Rank 5 (node1) needs 82.0 ms of work per step: 12.0 ms per step more than "
+        "the ranks that do the same work, which need 70.0 ms (means of a window). The others wait for 30.0 ms."
     )
-    assert [one.rank for one in watch.stragglers] == [5]
+    assert [one.rank for one in found_by(watch)] == [5]
 
 
 def test_one_that_waits_for_input_in_every_step_is_told_in_the_words_of_a_recording() -> None:
     watch, _ = watched(2, {2: (60, 20, 0, 5)})
-    assert watch.stragglers[0].evidence == (
+    assert found_by(watch)[0].evidence == (
         "Rank 2 (node0) needs 20.0 ms per step for input (mean), 15.0 ms more than other ranks that do the same work. "
         "The others wait for 30.0 ms."
     )
@@ -86,9 +95,8 @@ def test_a_device_whose_clock_is_held_down_is_the_cause(held: tuple[str, ...], c
         ]
         events = watch.join(reports, now=(window + 1) * SECONDS)
     (event,) = events
-    assert event.straggler is not None
-    assert event.straggler.cause == cause
-    assert event.straggler.evidence.endswith(f"The others wait for 30.0 ms. {words}")
+    assert event.finding.cause == cause
+    assert event.finding.evidence.endswith(f"The others wait for 30.0 ms. {words}")
 
 
 @pytest.mark.parametrize(
@@ -97,8 +105,7 @@ def test_a_device_whose_clock_is_held_down_is_the_cause(held: tuple[str, ...], c
 )
 def test_the_cause_is_the_work_that_is_too_much(work: Sequence[float], cause: str) -> None:
     _, (event,) = watched(2, {2: work})
-    assert event.straggler is not None
-    assert event.straggler.cause == cause
+    assert event.finding.cause == cause
 
 
 def test_losses_of_ranks_without_a_gpu_are_not_called_gpu_hours() -> None:
@@ -108,15 +115,15 @@ def test_losses_of_ranks_without_a_gpu_are_not_called_gpu_hours() -> None:
         work = {rank: (72 if rank == 2 else 60, 5, 0, 5) for rank in range(4)}
         reports = [report(rank, window, work[rank], on_gpu=False) for rank in range(4)]
         events += watch.join(reports, now=(window + 1) * SECONDS)
-    assert "12.0 ms per step, 11.5 rank-hours per day" in events[0].sentence
+    assert "12 ms per step (12.0% of it), 11.5 rank-hours per day" in events[0].sentence
 
 
 def test_it_is_reported_once_and_cleared_when_it_is_over() -> None:
     watch, events = watched(6, {5: (72, 5, 0, 5)})
     assert [event.kind for event in events] == [FOUND]
     watch, events = watched(4, watch=watch, begin=6)
-    assert [(event.kind, event.rank, event.time) for event in events] == [(CLEARED, 5, 28.0)]
-    assert watch.stragglers == []
+    assert [(event.kind, event.finding.rank, event.time_ns / 1e9) for event in events] == [(CLEARED, 5, 28.0)]
+    assert found_by(watch) == []
 
 
 def test_a_rank_that_is_slow_again_is_not_told_what_a_replay_said_of_the_first_time(
@@ -132,8 +139,8 @@ def test_a_rank_that_is_slow_again_is_not_told_what_a_replay_said_of_the_first_t
     watched(4, watch=watch, begin=2)
     _, (again,) = watched(2, {5: (60, 5, 0, 20)}, watch=watch, begin=6)
 
-    assert [event.straggler and event.straggler.cause for event in (first, again)] == ["late_launch", "unknown"]
-    assert [event.straggler and event.straggler.cost_ms_per_step for event in (first, again)] == [12.0, 15.0]
+    assert [event.finding.cause for event in (first, again)] == ["late_launch", "unknown"]
+    assert [event.finding.cost_ns for event in (first, again)] == [12 * MS, 15 * MS]
 
 
 def test_a_rank_at_the_limit_does_not_flicker() -> None:
@@ -157,7 +164,7 @@ def test_nobody_is_named_where_all_are_slow_together() -> None:
 def test_victims_of_a_slow_rank_are_not_named() -> None:
     """Waiting grows on seven ranks, and only the eighth works more."""
     _, events = watched(5, {0: (95, 5, 0, 5)})
-    assert [event.rank for event in events] == [0]
+    assert [event.finding.rank for event in events] == [0]
 
 
 def test_ranks_are_told_what_is_typical_of_their_stage() -> None:
@@ -188,7 +195,7 @@ def test_a_rank_alone_at_its_stage_is_not_judged_and_that_is_reported() -> None:
         events += watch.join([report(rank, window, (40 + 40 * rank, 0, 0, 0), stage=rank) for rank in (0, 1)], window)
     assert events == []
     assert watch.peers_missing
-    assert [sentence[:57] for sentence in watch.abstentions] == [
+    assert [sentence[:57] for sentence in reasons(watch)] == [
         "Ranks were not compared: no two ranks do the same work (d"
     ]
 
@@ -197,15 +204,14 @@ def test_a_slow_host_is_one_finding() -> None:
     slow = dict.fromkeys((4, 5, 6, 7), (80, 5, 0, 5))
     watch, events = watched(2, slow, ranks=16)
     assert len(events) == 1
-    assert events[0].straggler is not None
-    reported = events[0].straggler
-    assert (reported.place, reported.cause, events[0].host) == ("host", "compute", "node1")
-    assert events[0].sentence.startswith("Straggler: host node1 (ranks 4–7), compute: costs ")
-    assert [one.who for one in watch.stragglers] == ["host node1 (ranks 4–7)"]
+    reported = events[0].finding
+    assert (reported.place, reported.cause, events[0].finding.host) == ("host", "compute", "node1")
+    assert events[0].sentence.startswith("Straggler: host node1 (ranks 4–7), compute: ")
+    assert [one.who for one in found_by(watch)] == ["host node1 (ranks 4–7)"]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "slow", "who", "place", "evidence"),
+    ("ranks", "slow_ranks", "who", "place", "evidence"),
     [
         (2, (1,), "rank 1 on node0", "ranks",
          "Rank 1 (node0) needs 100.0 ms of work per step: 30.0 ms per step more than the fastest ranks that do the "
@@ -222,16 +228,16 @@ def test_a_slow_host_is_one_finding() -> None:
     ],
 )  # fmt: skip
 def test_half_of_the_ranks_are_one_finding_from_the_start(
-    ranks: int, slow: Sequence[int], who: str, place: str, evidence: str
+    ranks: int, slow_ranks: Sequence[int], who: str, place: str, evidence: str
 ) -> None:
     """The others wait for 30 ms, and these for none of it."""
-    watch, (event,) = watched(2, dict.fromkeys(slow, (90, 5, 0, 5)), ranks=ranks)
-    (straggler,) = watch.stragglers
-    assert event.straggler == straggler
-    assert (straggler.who, straggler.place, straggler.ranks) == (who, place, tuple(slow))
-    assert straggler.cost_ms_per_step == pytest.approx(30.0)
+    watch, (event,) = watched(2, dict.fromkeys(slow_ranks, (90, 5, 0, 5)), ranks=ranks)
+    (straggler,) = found_by(watch)
+    assert event.finding == straggler
+    assert (straggler.who, straggler.place, straggler.ranks) == (who, place, tuple(slow_ranks))
+    assert straggler.cost_ns == pytest.approx(30 * MS)
     assert straggler.evidence == f"{evidence} The others wait for 30.0 ms."
-    assert [(member.rank, member.excess_ms_per_step) for member in straggler.members] == [(one, 30.0) for one in slow]
+    assert [(member.rank, member.excess_ns) for member in straggler.members] == [(one, 30 * MS) for one in slow_ranks]
 
 
 def test_a_tensor_parallel_group_is_one_finding() -> None:
@@ -243,18 +249,17 @@ def test_a_tensor_parallel_group_is_one_finding() -> None:
         ]
         events += watch.join(reports, now=(window + 1) * SECONDS)
     (event,) = events
-    assert event.straggler is not None
-    assert event.straggler.who == "tensor-parallel group of ranks 2–3 on node0"
-    assert (event.straggler.place, event.straggler.cause) == ("tensor_group", "compute")
+    assert event.finding.who == "tensor-parallel group of ranks 2–3 on node0"
+    assert (event.finding.place, event.finding.cause) == ("tensor_group", "compute")
 
 
 def test_ranks_that_become_slow_one_after_the_other_are_one_finding_that_is_reported_once_and_changed() -> None:
     """Rank 4 is slow from window 0 on, its host from window 2 on: one page."""
     watch, events = watched(2, {4: (80, 5, 0, 5)})
     watch, more = watched(3, dict.fromkeys((4, 5, 6, 7), (80, 5, 0, 5)), watch=watch, begin=2)
-    assert [(event.kind, event.time) for event in (*events, *more)] == [(FOUND, 8.0), (CHANGED, 16.0)]
+    assert [(event.kind, event.time_ns / 1e9) for event in (*events, *more)] == [(FOUND, 8.0), (CHANGED, 16.0)]
     assert more[0].sentence.startswith(
-        "No longer rank 4 on node1, compute, but host node1 (ranks 4–7), compute: costs 20.0 ms per step, "
+        "No longer rank 4 on node1, compute, but host node1 (ranks 4–7), compute: 20 ms per step (20.0% of it), "
         "38.4 GPU-hours per day, for 16 s, since about step 0 (± 40), 00:00:00 UTC. "
     )
     _, (event,) = watched(3, watch=watch, begin=5)
@@ -268,7 +273,7 @@ def test_a_set_of_which_one_rank_recovers_is_not_named_anew() -> None:
     watch, _ = watched(3, dict.fromkeys((1, 3, 6), (80, 5, 0, 5)))
     watch, (event,) = watched(4, dict.fromkeys((1, 6), (80, 5, 0, 5)), watch=watch, begin=3)
     assert event.kind == CHANGED
-    assert [one.who for one in watch.stragglers] == ["rank 1 on node0, rank 6 on node1"]
+    assert [one.who for one in found_by(watch)] == ["rank 1 on node0, rank 6 on node1"]
     _, (event,) = watched(2, watch=watch, begin=7)
     assert (
         event.sentence
@@ -279,15 +284,15 @@ def test_a_set_of_which_one_rank_recovers_is_not_named_anew() -> None:
 def test_a_rank_that_becomes_slow_long_after_another_is_a_finding_of_its_own() -> None:
     watch, _ = watched(10, {1: (80, 5, 0, 5)})
     watch, (event,) = watched(2, dict.fromkeys((1, 6), (80, 5, 0, 5)), watch=watch, begin=10)
-    assert (event.kind, event.rank) == (FOUND, 6)
-    assert [one.who for one in watch.stragglers] == ["rank 1 on node0", "rank 6 on node1"]
+    assert (event.kind, event.finding.rank) == (FOUND, 6)
+    assert [one.who for one in found_by(watch)] == ["rank 1 on node0", "rank 6 on node1"]
 
 
 def test_most_ranks_are_recognised_by_what_they_did_before() -> None:
     watch, events = watched(3)
     slow = dict.fromkeys((0, 2, 3, 5, 6), (85, 5, 0, 5))
     _, events = watched(4, slow, watch=watch, begin=3)
-    assert {one.who for one in watch.stragglers} == {"host node0 (ranks 0, 2–3)", "ranks 5–6 on node1"}
+    assert {one.who for one in found_by(watch)} == {"host node0 (ranks 0, 2–3)", "ranks 5–6 on node1"}
     assert (
         "3 of the 4 ranks on node0 need 36 % longer per step than the ranks of other hosts that do the same work and "
         "are as fast as before, 25 ms (means of a window)."
@@ -298,16 +303,16 @@ def test_an_abstention_is_reported_when_neither_peers_nor_the_past_show_the_slow
     """Three ranks that work 60, 80 and 90 ms have no normal."""
     work = dict(enumerate([(60, 0, 0, 0), (80, 0, 0, 0), (90, 0, 0, 0)]))
     watch, events = watched(1, work, ranks=3)
-    assert watch.abstentions == ()
+    assert reasons(watch) == []
     watch, more = watched(1, work, ranks=3, watch=watch, begin=1)
     assert events + more == []
-    assert watch.abstentions == (
+    assert reasons(watch) == [
         "Which of the ranks that do the same work are slow is unknown: rank 0 works 60.0 ms per step, rank 1 works "
         "80.0 ms per step, rank 2 works 90.0 ms per step, and no group of them is a majority. A healthy run "
         "(--baseline RUN) or steps from before the change would show it.",
-    )
+    ]
     watched(1, ranks=3, watch=watch, begin=2)
-    assert len(watch.abstentions) == 0
+    assert len(reasons(watch)) == 0
 
 
 def test_without_a_past_a_few_quick_ranks_are_not_the_norm() -> None:
@@ -316,9 +321,9 @@ def test_without_a_past_a_few_quick_ranks_are_not_the_norm() -> None:
 
 def test_ranks_with_different_excess_are_one_finding_with_what_each_works_too_long() -> None:
     watch, (event,) = watched(2, {1: (90, 5, 0, 5), 3: (84, 5, 0, 5)})
-    (straggler,) = watch.stragglers
-    assert (straggler.rank, straggler.ranks, straggler.cost_ms_per_step) == (1, (1, 3), 30.0)
-    assert [(one.rank, one.excess_ms_per_step) for one in straggler.members] == [(1, 30.0), (3, 24.0)]
+    (straggler,) = found_by(watch)
+    assert (straggler.rank, straggler.ranks, straggler.cost_ns) == (1, (1, 3), 30 * MS)
+    assert [(one.rank, one.excess_ns) for one in straggler.members] == [(1, 30 * MS), (3, 24 * MS)]
     assert "Ranks 1, 3 need 34 to 43 % longer per step than the ranks that do the same work, 24 to 30 ms" in (
         event.sentence
     )
@@ -331,8 +336,7 @@ def test_the_cost_is_no_more_than_what_the_others_waited() -> None:
         reports = [report(rank, window, (90, 0, 0, 0) if rank == 1 else (60, 0, 0, 0), exposed_ns={"dp": 3 * MS})
                    for rank in range(4)]  # fmt: skip
         events += watch.join(reports, now=window * SECONDS)
-    assert events[0].straggler is not None
-    assert events[0].straggler.cost_ms_per_step == pytest.approx(3.0)
+    assert events[0].finding.cost_ns == pytest.approx(3 * MS)
 
 
 def test_ranks_that_scatter_are_not_slow() -> None:
@@ -352,11 +356,11 @@ def test_a_rank_that_stops_reporting_is_told_and_told_again_when_it_is_back() ->
     for window in range(3, 9):
         reports = [report(rank, window if rank != 6 else 2) for rank in range(8)]
         events += watch.join(reports, now=(window + 1) * SECONDS)
-    assert [(event.kind, event.rank) for event in events] == [(SILENT, 6)]
+    assert [(event.kind, event.finding.kind, event.finding.rank) for event in events] == [(FOUND, SILENT, 6)]
     assert "Rank 6 on node1 has not reported for 16 s" in events[0].sentence
-    assert watch.reporting.silent == [6]
+    assert [(one.kind, one.rank) for one in watch.findings] == [(SILENT, 6)]
     _, events = watched(1, watch=watch, begin=9)
-    assert [(event.kind, event.rank) for event in events] == [(BACK, 6)]
+    assert [(event.kind, event.finding.rank) for event in events] == [(CLEARED, 6)]
 
 
 def test_a_rank_that_has_ended_in_order_is_not_silent() -> None:
@@ -366,7 +370,7 @@ def test_a_rank_that_has_ended_in_order_is_not_silent() -> None:
         reports = [report(0, window, steps=0), *(report(rank, 2, steps=0, ended=True) for rank in range(1, 8))]
         events += watch.join(reports, now=(window + 1) * SECONDS)
     assert events == []
-    assert watch.reporting.silent == []
+    assert watch.findings == ()
 
 
 def test_a_slow_rank_without_peers_in_a_window_is_not_cleared_for_that() -> None:
@@ -374,8 +378,8 @@ def test_a_slow_rank_without_peers_in_a_window_is_not_cleared_for_that() -> None
     watch, events = watched(2, {5: (80, 5, 0, 5)})
     for window in range(2, 8):
         events += watch.join([report(5, window, (80, 5, 0, 5))], now=(window + 1) * SECONDS)
-    assert [(event.kind, event.rank) for event in events if event.kind != SILENT] == [(FOUND, 5)]
-    assert [one.rank for one in watch.stragglers] == [5]
+    assert [(event.kind, event.finding.rank) for event in events if event.finding.kind != SILENT] == [(FOUND, 5)]
+    assert [one.rank for one in found_by(watch)] == [5]
 
 
 @pytest.mark.parametrize(("slow", "named"), [({}, []), ({3: (150, 5, 0, 5)}, [3])])
@@ -398,11 +402,10 @@ def test_stages_that_nobody_told_are_found_from_messages(
         ]
         watch.join(reports, now=(window + 1) * SECONDS)
 
-    assert [one.rank for one in watch.stragglers] == named
+    assert [one.rank for one in found_by(watch)] == named
     assert watch.classes == {0: 0, 1: 1, 2: 0, 3: 1}
     assert any(
-        "these do the same work, and only they were compared: ranks 0, 2; ranks 1, 3" in said
-        for said in watch.abstentions
+        "these do the same work, and only they were compared: ranks 0, 2; ranks 1, 3" in said for said in reasons(watch)
     )
 
 
@@ -414,7 +417,7 @@ def test_nobody_is_named_after_seven_steps() -> None:
             for rank in range(4)
         ]
         watch.join(reports, now=(window + 1) * SECONDS)
-        assert [one.rank for one in watch.stragglers] == ([3] if window == 2 else [])
+        assert [one.rank for one in found_by(watch)] == ([3] if window == 2 else [])
 
 
 def test_windows_without_steps_change_no_verdict() -> None:
@@ -427,7 +430,7 @@ def test_windows_without_steps_change_no_verdict() -> None:
             for rank in range(4)
         ]
         events += watch.join(reports, now=window * SECONDS)
-    assert [(event.kind, event.rank) for event in events] == [(FOUND, 3)]
+    assert [(event.kind, event.finding.rank) for event in events] == [(FOUND, 3)]
 
 
 def test_a_window_of_10_000_ranks_is_joined() -> None:
@@ -439,4 +442,4 @@ def test_a_window_of_10_000_ranks_is_joined() -> None:
         begin = time.perf_counter()
         events += watch.join(reports, now=window * SECONDS)
         assert time.perf_counter() - begin < 20  # ten times what is wanted: a busy machine must not fail it
-    assert [event.rank for event in events] == [4321]
+    assert [event.finding.rank for event in events] == [4321]

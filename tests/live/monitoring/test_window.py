@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from commtrace.live.monitoring.findings import JobMeans
+from commtrace.findings.status import JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, RankStep
 from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, BlockReport, BlockTime
 from commtrace.live.monitoring.window import Pause, ReportWindow, WindowReport, WorkSum, job_means, work_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commtrace.live.monitoring.findings import CLEARED, FOUND, LiveEvent
+from commtrace.findings.status import CLEARED, FOUND, LiveEvent
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import MOST_SUMS, ReportWindow, WindowReport
 from commtrace.live.rank import LiveRank
@@ -50,9 +50,8 @@ def watched(work: Work, **job: int) -> tuple[Watch, list[LiveEvent]]:
 
 def named(events: list[LiveEvent]) -> list[tuple[tuple[int, ...], int, float, int]]:
     return [
-        (one.straggler.ranks, one.straggler.since_step, one.straggler.since, one.straggler.since_within_steps)
-        for one in events
-        if one.kind == FOUND and one.straggler is not None
+        (one.ranks, one.since_step, (one.since_ns or 0) / 1e9, one.since_within_steps)
+        for one in (event.finding for event in events if event.kind == FOUND)
     ]
 
 
@@ -73,19 +72,19 @@ def test_a_rank_is_slow_since_the_step_in_which_it_became_slow_and_the_time_is_t
     ((slow, since_step, since, within),) = named(events)
     assert (slow, since_step, within) == ((1,), begin, 0)
     assert since == pytest.approx(begin / 10)
-    assert f"for {events[0].time - begin / 10:.1f} s, since step {begin}, 00:00:{begin // 10:02} UTC." in (
+    assert f"for {events[0].time_ns / 1e9 - begin / 10:.1f} s, since step {begin}, 00:00:{begin // 10:02} UTC." in (
         events[0].sentence
     )
-    (straggler,) = watch.stragglers
+    (straggler,) = watch.findings
     assert straggler.since_step == begin
-    assert straggler.since == pytest.approx(begin / 10)
+    assert straggler.since_ns == pytest.approx(begin * 1e8)
 
 
 def test_slowness_from_before_the_first_window_dates_to_the_first_compared_step() -> None:
     watch, events = watched(noisy(lambda rank, step: 80 if rank == 1 else 60), steps=120, ranks=4)
-    (straggler,) = watch.stragglers
+    (straggler,) = watch.findings
     assert (straggler.since_step, straggler.since_first_compared) == (1, True)
-    assert straggler.since == pytest.approx(0.1)
+    assert straggler.since_ns == pytest.approx(1e8)
     assert ", since step 1, the first one compared, 00:00:00 UTC. " in events[0].sentence
 
 
@@ -106,7 +105,7 @@ def test_a_fault_with_gaps_shorter_than_a_window_has_one_begin() -> None:
 
     watch, events = watched(noisy(work), steps=400, ranks=4)
     assert [event.kind for event in events] == [FOUND]
-    assert watch.stragglers[0].since_step == 30
+    assert watch.findings[0].since_step == 30
 
 
 def test_each_of_two_slow_ranks_in_turn_has_its_own_begin() -> None:
@@ -133,7 +132,7 @@ def test_the_begin_is_known_to_the_step_when_steps_are_longer_than_half_a_window
 
     watch, events = watched(noisy(work), steps=24, ranks=4, step_ms=3_000)
     assert [event.kind for event in events] == [FOUND]
-    assert [(one.since_step, one.since, one.since_within_steps) for one in watch.stragglers] == [(7, 21.0, 0)]
+    assert [(one.since_step, one.since_ns, one.since_within_steps) for one in watch.findings] == [(7, 21 * 10**9, 0)]
 
 
 def test_steps_too_short_for_a_sum_each_are_dated_to_a_sum_and_that_is_reported() -> None:
@@ -143,10 +142,10 @@ def test_steps_too_short_for_a_sum_each_are_dated_to_a_sum_and_that_is_reported(
         return 9 if rank == 1 and step >= 1_003 else 6
 
     watch, events = watched(noisy(work), steps=4_000, ranks=4, step_ms=10)
-    (straggler,) = watch.stragglers
+    (straggler,) = watch.findings
     assert straggler.since_within_steps == 8
     assert abs(straggler.since_step - 1_003) <= 8
-    assert straggler.since == pytest.approx(straggler.since_step / 100)
+    assert straggler.since_ns == pytest.approx(straggler.since_step * 1e7)
     assert f"since about step {straggler.since_step} (± 8), 00:00:10 UTC" in events[0].sentence
 
 
@@ -158,7 +157,7 @@ def test_the_place_of_a_small_change_in_much_noise_is_given_with_its_error() -> 
     for seed in range(20):
         random = np.random.default_rng(seed)
         watch, _ = watched(lambda rank, step: work(rank, step) + random.normal(0, 3), steps=420, ranks=4)  # noqa: B023
-        misses += [abs(one.since_step - 130) / max(one.since_within_steps, 1) for one in watch.stragglers]
+        misses += [abs(one.since_step - 130) / max(one.since_within_steps, 1) for one in watch.findings]
     assert len(misses) >= 15
     assert np.quantile(misses, 0.9) <= 1
 

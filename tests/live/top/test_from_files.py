@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from commtrace.errors import RunNotFoundError, TraceFormatError
+from commtrace.findings.finding import Finding
+from commtrace.findings.status import MonitorStatus
 from commtrace.live.top.frame import PARTS, Exposed, Frame
-from commtrace.live.top.from_files import FileSource, MonitorFile, MonitorStraggler, make_frame, read_monitor, steps_of
+from commtrace.live.top.from_files import FileSource, make_frame, read_monitor, steps_of
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import Newest
 from commtrace.trace.hang_report import Activity, OpenPhase
+from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.spans import Spans
 from tests.factory import EPOCH_NS, make_run, span
+from tests.live.findings import hang_finding, not_judged, silent_finding, slow_finding, status
 from tests.live.top.made_frames import MS, newest, two_ranks
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
@@ -71,16 +75,18 @@ def test_a_job_that_was_started_again_says_so() -> None:
 def test_a_slow_rank_is_named_with_its_cost() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
     frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS)
-    assert [(one.rank, one.cause, one.source) for one in frame.stragglers] == [(2, "forward", "steps shown")]
-    cost = frame.stragglers[0].cost_ms_per_step
-    assert cost is not None
-    assert cost > 5.0
+    (slow,) = frame.slow
+    assert (slow.rank, slow.cause, frame.sources[slow.id]) == (2, "forward", "steps shown")
+    assert slow.cost_ns is not None
+    assert slow.cost_ns > 5 * MS
+    assert slow.since_ns is None, "it may have begun before the steps shown"
+    assert frame.verdict == f"Straggler: {slow.line()}."
 
 
 def test_too_few_steps_are_said_to_be_too_few() -> None:
     frame = make_frame(newest(PipelineJob(2, 8, data_parallel=4, steps=4).run(), 1, 4), 20, EPOCH_NS)
-    assert frame.stragglers == ()
-    assert "too few steps" in frame.abstentions[0]
+    assert [finding.kind for finding in frame.findings] == ["not_judged"]
+    assert "too few steps" in frame.findings[0].evidence
 
 
 def test_a_rank_that_fell_silent_is_said_first() -> None:
@@ -92,7 +98,26 @@ def test_a_rank_that_fell_silent_is_said_first() -> None:
     assert [row.state for row in frame.ranks] == ["running", "silent"]
     assert frame.ranks[1].age_ns == 60_000 * MS - 10 * MS
     assert frame.notes[0] == "SILENT: rank 1 wrote nothing for 60 s."
-    assert frame.notes[1].startswith("NO STEP has ended for 60 s (a step takes ")
+    stopped = frame.findings[0]
+    assert (stopped.kind, stopped.ranks) == ("hang", ())
+    assert stopped.evidence.startswith("No step has ended for 60 s (a step takes ")
+    assert stopped.advice.endswith(f"commtrace doctor {run.path}")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step_ms", "is_stalled"), [(15, 10, False), (16, 10, True), (19, 2_000, False), (21, 2_000, True)]
+)
+def test_no_step_for_ten_usual_ones_and_15_seconds_is_no_progress(seconds: int, step_ms: int, is_stalled: bool) -> None:
+    rows = [span("step", step * step_ms * MS, (step + 1) * step_ms * MS, step=step) for step in range(3)]
+    now = (3 * step_ms + 1_000 * seconds) * MS
+    run = make_run({0: rows, 1: rows[:2]}, last_written_ns=now, closed=False)
+    frame = make_frame(Newest(run, 0, 2, {0: 2, 1: 1}), 3, EPOCH_NS + now)
+    said = [(one.line(), one.ranks) for one in frame.findings if one.kind == "hang"]
+    a_step = {10: "10 ms", 2_000: "2.0 s"}[step_ms]
+    sentence = (
+        f"No step has ended for {seconds} s (a step takes {a_step}). The last one is 2; rank 1 ended none after 1."
+    )
+    assert said == ([(sentence, (1,))] if is_stalled else [])
 
 
 @pytest.mark.parametrize(
@@ -158,51 +183,64 @@ def _unmarked(spans: Spans) -> Spans:
     return rest.replace(step=np.full(len(rest), -1, np.int32))
 
 
-def monitor_file(*stragglers: MonitorStraggler) -> MonitorFile:
-    return MonitorFile(EPOCH_NS / 1e9, stragglers)
+def monitor_file(*findings: Finding) -> MonitorStatus:
+    return MonitorStatus(time_ns=EPOCH_NS, findings=findings)
 
 
-def named(rank: int, cause: str, who: str = "") -> MonitorStraggler:
-    return MonitorStraggler(rank, "n", cause, cost_ms_per_step=3.5, evidence="E.", since=5.0, who=who)
-
-
-MONITOR = monitor_file(named(1, "data"))
+MONITOR = monitor_file(slow_finding(1, cause="data"))
 
 
 def test_the_monitor_is_told_first_while_it_speaks() -> None:
     frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 10_000 * MS, monitor=MONITOR)
-    assert [(one.rank, one.source, one.since) for one in frame.stragglers] == [(1, "monitor", 5.0)]
+    (slow,) = frame.slow
+    assert (slow.rank, frame.sources[slow.id], slow.since_ns) == (1, "monitor", 5_000 * MS)
     old = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 100_000 * MS, monitor=MONITOR)
-    assert old.stragglers == ()
+    assert old.slow == ()
     assert "The monitor last reported 100 s ago." in old.notes
 
 
 def test_a_rank_named_by_the_monitor_and_by_the_steps_is_shown_once() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
-    monitor = monitor_file(named(2, "unknown", "rank 2 on n"), named(5, "unknown"))
+    monitor = monitor_file(slow_finding(2, cause="unknown", cost_ns=9e9), slow_finding(5, cause="unknown", cost_ns=MS))
     frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor)
 
-    both, other = frame.stragglers
-    assert (both.rank, both.cause, both.since) == (2, "forward", 5.0)
-    assert (both.source, both.evidence[:6]) == ("monitor and the steps shown", "Rank 2")
-    assert (other.who, other.source) == ("rank 5 on n", "monitor")
-    assert other.evidence == "E. Not, or no longer, in the steps shown."
+    both, other = frame.slow
+    assert (both.rank, both.cause, both.since_ns) == (2, "forward", 5_000 * MS)
+    assert (frame.sources[both.id], both.evidence[:6]) == ("monitor and the steps shown", "Rank 2")
+    assert (other.who, frame.sources[other.id]) == ("rank 5 on node0", "monitor")
+    assert other.evidence == "Evidence. Not, or no longer, in the steps shown."
 
 
 def test_ranks_that_the_monitor_names_one_by_one_and_the_steps_together_are_shown_once() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={0: MS, 2: MS})
-    monitor = monitor_file(named(2, "compute"), named(0, "compute"))
-    (both,) = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor).stragglers
+    monitor = monitor_file(slow_finding(2), slow_finding(0))
+    frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor)
 
-    assert (both.who, both.source) == ("ranks 0, 2 on node0", "monitor and the steps shown")
-    assert {both.rank, *both.others} == {0, 2}
+    (both,) = frame.slow
+    assert (both.who, frame.sources[both.id]) == ("ranks 0, 2 on node0", "monitor and the steps shown")
+    assert {*both.ranks} == {0, 2}
+
+
+def test_a_hang_that_the_monitor_knows_more_of_is_shown_once_and_silent_ranks_by_their_files() -> None:
+    run = two_ranks()
+    now = EPOCH_NS + 60_000 * MS
+    ranks = {rank: replace(trace, last_written_ns=now - EPOCH_NS) for rank, trace in run.ranks.items()}
+    monitor = MonitorStatus(time_ns=now, findings=(hang_finding("Hung at seq 5."), silent_finding(1), not_judged("E.")))
+    frame = make_frame(newest(replace(run, ranks=ranks), 0, 3), 3, now, monitor=monitor)
+
+    hang, *rest = frame.findings
+    assert (hang.evidence, frame.sources[hang.id]) == ("Hung at seq 5.", "monitor")
+    assert [finding.kind for finding in rest] == ["not_judged", "not_judged"]
+    assert {*frame.sources} == {finding.id for finding in frame.findings}
 
 
 def test_a_monitor_file_is_read_as_what_a_monitor_writes_or_refused(tmp_path: Path) -> None:
     assert read_monitor(tmp_path) is None
-    (tmp_path / "monitor.json").write_text('{"time": 1}')
-    assert read_monitor(tmp_path) == MonitorFile(time=1.0)
-    for text in ('{"time": 1', '{"time": "now"}', '{"stragglers": [{"rank": 1}]}', "[" * 100_000):
+    (tmp_path / "monitor.json").write_text('{"time_ns": 1}')
+    assert read_monitor(tmp_path) == MonitorStatus(time_ns=1)
+    (tmp_path / "monitor.json").write_text(json.dumps(fields_to_json(status(slow_finding(1)))))
+    assert read_monitor(tmp_path) == status(slow_finding(1))
+    for text in ('{"time_ns": 1', '{"time_ns": "now"}', '{"time_ns": 1, "findings": [{"rank": 1}]}', "[" * 100_000):
         (tmp_path / "monitor.json").write_text(text)
         with pytest.raises(TraceFormatError, match="is not a valid state of the monitor"):
             read_monitor(tmp_path)

@@ -67,12 +67,12 @@ def test_an_endpoint_gives_the_parts_of_its_rank_and_says_what_it_does_not_know(
     assert row.exposed == {"dp": Exposed(200_000_000, None, None)}
     assert (row.waits_for, row.waits_ns, row.blame_ns, row.state) == (None, None, None, "running")
     assert frame.world_size is None
-    assert frame.abstentions == ("One rank alone does not show who is slow.",)
+    assert [one.line() for one in frame.findings] == ["Not judged: One rank alone does not show who is slow."]
 
 
 def test_labels_that_distinguish_series_of_a_rank_are_no_coordinates() -> None:
-    joins = """# TYPE commtrace_straggler_cost_seconds gauge
-commtrace_straggler_cost_seconds{straggler_rank="1",cause="compute",pp="2"} 0.1
+    joins = """# TYPE commtrace_finding_cost_seconds gauge
+commtrace_finding_cost_seconds{finding_rank="1",kind="slow",cause="compute",pp="2"} 0.1
 # TYPE commtrace_exposed_split_seconds counter
 commtrace_exposed_split_seconds_total{operation="all_reduce",role="dp",part="wait"} 0.1
 """
@@ -113,7 +113,8 @@ def test_a_page_without_metrics_is_an_error() -> None:
 def test_a_rank_whose_last_step_is_long_ago_is_silent() -> None:
     frame = EndpointSource("http://h:1/metrics", 20).frame_of(text(10, ended=1_900.0), NOW)
     assert frame.ranks[0].state == "silent"
-    assert frame.notes[0] == "NO STEP has ended on any rank for 100 s: see commtrace doctor RUN."
+    assert frame.verdict == "No step has ended for 100 s (a step takes 1.0 s)."
+    assert frame.findings[0].advice == "See where each rank is: commtrace doctor RUN"
 
 
 def totals(rank: int, work: float, exposed: float, pp: int = 0) -> ScrapedTotals:
@@ -124,17 +125,18 @@ def totals(rank: int, work: float, exposed: float, pp: int = 0) -> ScrapedTotals
 def test_a_rank_that_works_longer_than_its_peers_is_named() -> None:
     found = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1 if rank == 2 else 0.4) for rank in range(4)}
     frame = frame_of_totals("p", found, found, NOW)
-    assert [(one.rank, one.host, one.source) for one in frame.stragglers] == [(2, "n2", "metrics")]
-    assert frame.stragglers[0].cost_ms_per_step == pytest.approx(300.0)
+    (slow,) = frame.slow
+    assert (slow.rank, slow.host, frame.sources[slow.id]) == (2, "n2", "metrics")
+    assert slow.line() == "rank 2 on n2, cause unknown: 300 ms per step (30.0% of it)"
     assert (frame.run_id, frame.hosts, frame.ranks[3].where) == ("r", 4, "pp0")
 
 
 def test_ranks_of_other_stages_are_no_peers_and_an_alert_is_not_told_twice() -> None:
     stages = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1, pp=rank) for rank in range(4)}
-    assert frame_of_totals("p", stages, stages, NOW).stragglers == ()
+    assert frame_of_totals("p", stages, stages, NOW).findings == ()
     same = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1) for rank in range(4)}
     frame = frame_of_totals("p", same, same, NOW, [{"rank": "2", "node": "n2"}])
-    assert [(one.rank, one.source) for one in frame.stragglers] == [(2, "alert")]
+    assert [(one.rank, frame.sources[one.id]) for one in frame.findings] == [(2, "alert")]
 
 
 def test_stages_that_nobody_told_are_no_peers() -> None:
@@ -143,13 +145,13 @@ def test_stages_that_nobody_told_are_no_peers() -> None:
     for rank, one in untold.items():
         one.labels = {key: text for key, text in one.labels.items() if key != "pp"}
         one.is_in_unknown_stage = rank in ("1", "3")
-    assert frame_of_totals("p", untold, untold, NOW).stragglers == ()
+    assert frame_of_totals("p", untold, untold, NOW).findings == ()
 
     found = {str(rank): totals(rank, (0.45, 0.6, 0.45, 0.9)[rank], 0.1) for rank in range(4)}
     for rank, one in found.items():
         one.labels = {**one.labels, "pp": "", "peers": str(int(rank) % 2)}
     frame = frame_of_totals("p", found, found, NOW)
-    assert [one.rank for one in frame.stragglers] == [3]
+    assert [one.rank for one in frame.findings] == [3]
     assert "peers" not in frame.ranks[3].where
 
 
@@ -208,10 +210,14 @@ class Answers:
                 labels = {"run_id": "new", "rank": "0", "role": "dp", "part": part}
                 name = "commtrace_exposed_split_seconds_total"
                 yield {"metric": {**labels, "series": name}, "value": [0, str(value)]}
-        if self.has_monitor and "straggler_cost" in query:
-            labels = {"run_id": "new", "rank": "0", "straggler_rank": "1", "cause": "compute"}
+        if self.has_monitor and "finding_cost" in query:
+            slow = {"kind": "slow", "place": "ranks", "cause": "compute", "finding_rank": "1"}
+            lost = {"kind": "lost", "place": "job", "cause": "transfer"}
+            of_a_newer_one = {"kind": "slow", "place": "rack", "cause": "compute", "finding_rank": "1"}
             for name, value in (("cost_seconds", 0.012), ("since_step", 30), ("since_timestamp_seconds", 1_990.5)):
-                yield {"metric": {**labels, "__name__": f"commtrace_straggler_{name}"}, "value": [0, str(value)]}
+                for labels in (slow, lost, of_a_newer_one) if name == "cost_seconds" else (slow,):
+                    metric = {"run_id": "new", "rank": "0", **labels, "__name__": f"commtrace_finding_{name}"}
+                    yield {"metric": metric, "value": [0, str(value)]}
 
 
 def test_the_newest_run_of_a_prometheus_is_shown_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,11 +240,13 @@ def test_findings_of_the_monitor_are_shown_with_their_split(monkeypatch: pytest.
     Answers(monkeypatch, has_monitor=True)
     frame = PrometheusSource("http://p", 20).look()
 
-    (slow,) = frame.stragglers
-    assert (slow.rank, slow.who, slow.cause, slow.cost_ms_per_step, slow.source) == (
-        1, "rank 1", "compute", 12.0, "monitor",
+    slow, lost = frame.findings
+    assert (slow.rank, slow.line(), frame.sources[slow.id]) == (
+        1, "rank 1, compute: 12 ms per step (1.2% of it)", "monitor",
     )  # fmt: skip
-    assert (slow.since_step, slow.since) == (30, 1_990.5)
+    assert (slow.since_step, slow.since_ns) == (30, 1_990_500_000_000)
+    assert lost.line() == "exposed communication: 12 ms per step (1.2% of it)"
+    assert lost.advice == "Overlap it with compute, or send less."
     assert frame.ranks[0].exposed == {"dp": Exposed(500_000_000, 375_000_000, 125_000_000)}
     assert frame.ranks[1].exposed == {"dp": Exposed(500_000_000)}, "nothing of it was compared"
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
-from commtrace.live.monitoring.findings import LiveStraggler, StandingFindings
+from commtrace.findings.finding import Finding
+from commtrace.live.monitoring.standing import StandingFindings
+from tests.live.findings import slow_finding
 
 
-def stage(at: float, cause: str = "stage_imbalance") -> LiveStraggler:
-    return LiveStraggler(2, "node0", "stage 1 (ranks 2–3)", "stage", cause, at, 30.0, 1.2, "Evidence.", "Do this.")
+def stage(at: float, cause: str = "stage_imbalance") -> Finding:
+    return slow_finding(
+        2,
+        who="stage 1 (ranks 2–3)",
+        place="stage",
+        cause=cause,
+        members=(),
+        since_step=-1,
+        since_ns=round(at * 1e9),
+        cost_ns=30e6,
+        share=0.25,
+        gpu_hours_per_day=1.2,
+    )
 
 
 def test_a_loss_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
     standing = StandingFindings(windows_to_name=2)
     by_time = [standing.join([stage(at - 4)] if at < 20 else [], at, "GPU") for at in (8.0, 12.0, 16.0, 20.0, 24.0)]
-    assert [[event.kind for event in events] for events in by_time] == [[], ["straggler"], [], ["recovered"], []]
+    assert [[event.kind for event in events] for events in by_time] == [[], ["found"], [], ["recovered"], []]
     assert by_time[1][0].sentence == (
-        "Straggler: stage 1 (ranks 2–3), stage imbalance: costs 30.0 ms per step, 1.2 GPU-hours per day, for 8.0 s, "
-        "since 00:00:04 UTC. Evidence. Do this."
+        "Straggler: stage 1 (ranks 2–3), stage imbalance: 30 ms per step (25.0% of it), 1.2 GPU-hours per day, for 8.0 "
+        "s, since 00:00:04 UTC. Evidence. Do this."
     )
     assert (
         by_time[3][0].sentence
@@ -29,14 +42,14 @@ def test_a_loss_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
 def test_that_another_rank_of_a_stage_is_the_slowest_is_no_news() -> None:
     standing = StandingFindings(windows_to_name=1)
     by_time = [standing.join([replace(stage(0), ranks=ranks)], 4.0, "GPU") for ranks in ((2, 3), (3, 2), (2, 3, 4))]
-    assert [[event.kind for event in events] for events in by_time] == [["straggler"], [], ["changed"]]
+    assert [[event.kind for event in events] for events in by_time] == [["found"], [], ["changed"]]
 
 
 def test_that_the_input_of_ranks_is_longer_and_they_are_not_slow_is_news() -> None:
     standing = StandingFindings(windows_to_name=1)
     causes = ("compute", "backward", "sequence_length_imbalance", "sequence_length_imbalance")
     by_time = [standing.join([replace(stage(0, cause), ranks=(2, 3))], 4.0, "GPU") for cause in causes]
-    assert [[event.kind for event in events] for events in by_time] == [["straggler"], [], ["changed"], []]
+    assert [[event.kind for event in events] for events in by_time] == [["found"], [], ["changed"], []]
 
 
 def test_one_that_is_seen_now_and_then_is_not_named() -> None:
@@ -50,3 +63,17 @@ def test_a_finding_that_could_not_be_looked_for_stands() -> None:
     assert standing.join([], 8.0, "GPU", kept=("communication",)) == []
     assert [one.cause for one in standing.named] == ["communication"]
     assert [event.kind for event in standing.join([], 12.0, "GPU")] == ["recovered"]
+
+
+def test_a_finding_keeps_its_id_while_it_changes_and_no_other_one_gets_it() -> None:
+    standing = StandingFindings(windows_to_name=1)
+    by_time = [
+        standing.join([slow_finding(1, ranks=ranks) for ranks in sets], 4.0, "GPU")
+        for sets in ([(1, 2, 3)], [(2, 3)], [(2, 3), (1,)])
+    ]
+    ids = [[(event.kind, event.finding.id) for event in events] for events in by_time]
+    assert ids == [
+        [("found", "slow/ranks/compute/1")],
+        [("changed", "slow/ranks/compute/1")],
+        [("found", "slow/ranks/compute/1+2")],
+    ]

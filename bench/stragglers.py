@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.search import Judgement, find_stragglers
 from commtrace.findings.finding import SLOW, Finding, Occurrence
 from commtrace.findings.status import FOUND
 from commtrace.live.collector import owners
@@ -231,20 +231,20 @@ def judge(case: Case, seed: int | None = None, *, is_live: bool = True) -> Judge
 def offline(case: Case, truth: Truth, run: Run) -> Answer:
     """What the analysis of the files says."""
     analysis = analyse(run)
-    findings = find_stragglers(analysis.run, analysis.matches)
+    judgement = find_stragglers(analysis.run, analysis.matches)
     named = [
-        Named(ranks_in(verdict.who, verdict.rank).union(verdict.ranks), verdict.who, verdict.place, verdict.cause,
-              verdict.cost_ms_per_step,
-              f"{verdict.who}: {verdict.cause}, {verdict.cost_ms_per_step:.1f} ms. {verdict.evidence}")
-        for verdict in findings.verdicts
+        Named(ranks_in(one.who, one.rank).union(one.ranks), one.who, one.place, one.cause,
+              (one.cost_ns or 0.0) / 1e6,
+              f"{one.who}: {one.cause}, {(one.cost_ns or 0.0) / 1e6:.1f} ms. {one.evidence}")
+        for one in judgement.slow
     ]  # fmt: skip
-    return _answer(case, truth, named, tuple(_unsaid(findings)))
+    return _answer(case, truth, named, tuple(_unsaid(judgement)))
 
 
-def _unsaid(findings: Findings) -> Iterator[str]:
-    yield from findings.abstentions
-    if findings.waited_for:
-        yield findings.waited_for
+def _unsaid(judgement: Judgement) -> Iterator[str]:
+    yield from (finding.evidence for finding in judgement.not_judged)
+    if judgement.waited_for:
+        yield judgement.waited_for
 
 
 class Join(NamedTuple):

@@ -396,13 +396,15 @@ def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Answ
     from commtrace.analysis.stragglers.search import find_stragglers
 
     analysis = analyse(folder / "run", f"{first + SETTLED}:{first + STEPS - SETTLED}")
-    findings = find_stragglers(analysis.run, analysis.matches)
+    judgement = find_stragglers(analysis.run, analysis.matches)
     named = [
-        Named(ranks_in(one.who, one.rank).union(one.ranks), one.who, one.place, one.cause, one.cost_ms_per_step,
-              f"{one.who}: {one.cause}, {one.cost_ms_per_step:.1f} ms. {one.evidence}")
-        for one in findings.verdicts
+        Named(ranks_in(one.who, one.rank).union(one.ranks), one.who, one.place, one.cause, (one.cost_ns or 0.0) / 1e6,
+              f"{one.who}: {one.cause}, {(one.cost_ns or 0.0) / 1e6:.1f} ms. {one.evidence}")
+        for one in judgement.slow
     ]  # fmt: skip
-    return _answer(fault, true_ms, named, (*findings.abstentions, findings.waited_for))
+    return _answer(
+        fault, true_ms, named, (*(finding.evidence for finding in judgement.not_judged), judgement.waited_for)
+    )
 
 
 def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]], begin: float, end: float) -> Answer:

@@ -69,7 +69,7 @@ def render(
         resources |= plan_resources(plan)
     elements = _elements(resources | (views or {}))
     room = most_bytes - len(fill_page(title, elements))
-    named = {member.rank for verdict in summary.stragglers for member in verdict.members}
+    named = {rank for finding in summary.slow for rank in finding.ranks}
     ranks = ranks_to_draw(timeline, drawn.preferred[:2], named, room // _BYTES_PER_BOX)
     steps = _encode_within(timeline, drawn.preferred, ranks, room)
     embedded = tuple(sorted(steps))

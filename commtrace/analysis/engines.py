@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from commtrace.analysis.stragglers.verdict import is_gpu
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import RankTrace, Run
 
@@ -65,3 +64,13 @@ def _without_reasons(engines: Iterable[EngineUse]) -> Iterator[EngineUse]:
         ranks.setdefault(engine.name, []).extend(engine.ranks)
     for name, own in ranks.items():
         yield EngineUse(name, "", tuple(own))
+
+
+def on_gpu(run: Run) -> bool:
+    """Return whether the job ran on GPUs, as far as was recorded."""
+    return is_gpu(run.any_metadata.device)
+
+
+def is_gpu(device: str) -> bool:
+    """Return whether the name of a rank's device is that of a GPU."""
+    return bool(device) and not device.endswith("cpu") and not device.startswith("simulated")

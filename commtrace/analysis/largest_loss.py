@@ -25,12 +25,11 @@ from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.late_hosts import is_launch_bound_job
-from commtrace.analysis.stragglers.verdict import Verdict, VerdictStretch
 from commtrace.findings.causes import CAUSES, JOB, LOSSES, PAUSES, advice, format_cause
 from commtrace.findings.causes import CHECKPOINT as SAVING
 from commtrace.findings.causes import DATA as INPUT
 from commtrace.findings.causes import GC as COLLECTING
-from commtrace.findings.finding import Occurrence
+from commtrace.findings.finding import Finding, Occurrence, Stretch
 from commtrace.trace import schema
 
 _WORTH_A_LOOK: Final = 0.05
@@ -67,7 +66,7 @@ class _Loss(NamedTuple):
 
 def verdict(
     ranks: Sequence[RankMean],
-    stragglers: Sequence[Verdict],
+    slow: Sequence[Finding],
     unmatched: Mapping[str, str] | None = None,
     *,
     awaited: Sequence[AwaitedRank] = (),
@@ -84,8 +83,8 @@ def verdict(
     if not wall:
         none = "The steps have no length" if ranks else "No step was recorded by all ranks"
         return f"{none}: there is nothing to judge."
-    if stragglers:
-        return _straggler_sentence(max(stragglers, key=lambda one: one.cost_ms_per_step))
+    if slow:
+        return _slow_sentence(max(slow, key=lambda finding: finding.cost_ns or 0.0))
     replayed = sum(rank.total(REPLAY) for rank in ranks) / wall
     return _replayed_sentence(replayed) + _loss_sentence(ranks, unmatched or {}, awaited, steps, captured or {}, wall)
 
@@ -124,35 +123,35 @@ def _occurrence(steps: SummedSteps, loss: _Loss) -> Occurrence:
     return occurrence(steps.step.tolist(), ns / max(steps.num_ranks, 1))
 
 
-def _straggler_sentence(straggler: Verdict) -> str:
-    cost_ns, cause = straggler.cost_ms_per_step * 1e6, format_cause(straggler.cause)
+def _slow_sentence(straggler: Finding) -> str:
+    cost_ns, cause, share = straggler.cost_ns or 0.0, format_cause(straggler.cause), straggler.share or 0.0
     named = straggler.who[:1].upper() + straggler.who[1:]
-    if straggler.occurrence:
+    if straggler.occurrence is not None:
         were = "were" if straggler.who.startswith("ranks") else "was"
         why = f", which {were} {CAUSES[straggler.cause].activity}," if straggler.cause in PAUSES else f" ({cause})"
-        return f"{named}{why} held up the others {straggler.occurrence}. {straggler.next_step}"
+        return f"{named}{why} held up the others {straggler.occurrence.describe()}. {straggler.advice}"
     if is_launch_bound_job(straggler):
         return (
             f"The devices wait for their hosts (launch-bound): it costs {'at most ' if straggler.cost_is_bound else ''}"
-            f"{_ms(cost_ns)} of every step, {straggler.share_of_step:.1%} of it. {straggler.next_step}"
+            f"{_ms(cost_ns)} of every step, {share:.1%} of it. {straggler.advice}"
         )
     who = "Now one rank, now another" if straggler.rank < 0 else named
     if straggler.stretches:
         when = " and ".join(f"{one.first}–{one.last}{_at(one)}" for one in straggler.stretches)
-        costliest = max(one.cost_ms_per_step for one in straggler.stretches)
+        costliest = max(one.cost_ns for one in straggler.stretches)
         most = "" if len(straggler.stretches) == 1 else "up to "
         return (
-            f"{who} held up the others ({cause}) in steps {when}: it cost {most}{_ms(costliest * 1e6)} of each, "
-            f"{straggler.share_of_step:.1%} of all steps. {straggler.next_step}"
+            f"{who} held up the others ({cause}) in steps {when}: it cost {most}{_ms(costliest)} of each, "
+            f"{share:.1%} of all steps. {straggler.advice}"
         )
     hold = "hold" if who.startswith(("Ranks", "Stages")) else "holds"
     return (
         f"{who} {hold} up the others ({cause}): it costs {_ms(cost_ns)} of every step, "
-        f"{straggler.share_of_step:.1%} of it. {straggler.next_step}"
+        f"{share:.1%} of it. {straggler.advice}"
     )
 
 
-def _at(stretch: VerdictStretch) -> str:
+def _at(stretch: Stretch) -> str:
     if stretch.since_ns is None or stretch.until_ns is None:
         return ""
     return f" ({date_and_time(stretch.since_ns, stretch.until_ns)})"

@@ -9,14 +9,11 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_pa
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.scenarios import replay_of
-from commtrace.analysis.replay.step_statistics import StatisticsParts
+from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
 from commtrace.analysis.steps.choice import ChosenSteps, recorded_steps
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time_of_steps
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.findings.formatting import ranges
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
 from commtrace.trace.files.tail import RunTail
@@ -143,13 +140,10 @@ def _lost(matched: Matched) -> LostTime | None:
     if not matches.clocks_agree or any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return None
     try:
-        program = build_program(run, matches)
+        observed = ObservedProgram.of(run, matches)
     except ReplayError:
         return None
-    statistics = StatisticsParts.of(run, program).joined()
-    verdicts = find_stragglers(run, matches, program=program).verdicts
-    replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
-    return lost_time(statistics, replayed, verdicts, run.world_size if on_gpu(run) else None)
+    return lost_time_of_steps(run, observed, find_stragglers(run, matches, observed=observed).slow)
 
 
 def _attempts_of(run: Run) -> dict[int, int]:

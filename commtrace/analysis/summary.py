@@ -22,39 +22,37 @@ from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, roles_of_one_rank
-from commtrace.analysis.engines import EngineUse, engines_used
+from commtrace.analysis.engines import EngineUse, engines_used, on_gpu
 from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
 from commtrace.analysis.largest_loss import ONLY_DUMPS, verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.memory import RankMemory, peak_memory
-from commtrace.analysis.pipeline.bubble import BubbleCauses
-from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
+from commtrace.analysis.pipeline.bubble import BubbleCauses, replayed_bubbles
+from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.problems import find_problems, find_step_numbers
 from commtrace.analysis.replay.ideal import Ideal
-from commtrace.analysis.replay.scenarios import Places, ReplayedSteps, Scenario, check_steps
+from commtrace.analysis.replay.observed_steps import ObservedSteps, Places
+from commtrace.analysis.replay.scenarios import ReplayedSteps, Scenario, check_steps, replay_steps
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import ChosenSteps, StepChoice, recorded_steps
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.steps.iterations import iterations_in_steps
 from commtrace.analysis.stragglers.awaited import AwaitedRank, awaited_totals
-from commtrace.analysis.stragglers.list_of_findings import list_findings, with_reasons
+from commtrace.analysis.stragglers.list_of_findings import with_lost_time, with_reasons
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
-from commtrace.analysis.stragglers.search import Findings, StragglerSums, judge_stragglers, measure_work
-from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
+from commtrace.analysis.stragglers.search import Judgement, StragglerSums, judge_stragglers, measure_work
 from commtrace.analysis.timeline import step_durations
 from commtrace.analysis.windows.run import (
     ALONE,
-    LargeRun,
     MeasuredRun,
-    WholeRun,
+    OpenedRun,
     Workers,
     open_run,
-    place_program,
-    replay_analysis,
 )
-from commtrace.findings.finding import Finding
+from commtrace.findings.causes import JOB
+from commtrace.findings.finding import SLOW, Finding
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
@@ -108,17 +106,20 @@ class Summary:
     modules: tuple[ModuleTime, ...]  # longest first
     pipeline: Pipeline | None
     peak_memory: tuple[RankMemory, ...]  # of the whole recording; without ranks that train on no device
-    stragglers: tuple[Verdict, ...]  # costliest first
-    together_ms_per_step: float  # what a step would save without any of them
-    abstentions: tuple[str, ...]  # sentences on what could not be judged
+    together_ns: float  # what a step would save without everything that is slow
     coverage: Coverage
     missing: int | None  # communications without a trace, by their numbers; None if only some steps were asked for
-    findings: tuple[Finding, ...]  # stragglers, costliest first, then lost time, then what could not be judged
+    findings: tuple[Finding, ...]  # what is slow, costliest first, then lost time, then what could not be judged
     verdict: str  # one sentence on what to look at
     problems: tuple[str, ...]  # of the recording, in sentences
     # The next two are for pages that show more, and not part of the JSON (NOT_IN_JSON).
     totals: StepTotals = field(repr=False, compare=False)
     all_steps: RunSteps = field(repr=False, compare=False)  # also those that do not count, of all launches
+
+    @property
+    def slow(self) -> tuple[Finding, ...]:
+        """Return what slows the steps, costliest first."""
+        return tuple(finding for finding in self.findings if finding.kind == SLOW)
 
     def to_json(self) -> JsonObject:
         """Return the output of ``commtrace summary --json`` (docs/json/summary.schema.json)."""
@@ -145,17 +146,15 @@ def summarise(source: str | Path | Run | ChosenSteps, steps: str | None = None, 
 
 def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary:
     """Summarise a run that was analysed already; see :func:`summarise_steps`."""
-    return summarise_steps(WholeRun(analysis), is_whole=is_whole)
+    return summarise_steps(OpenedRun.of(analysis), is_whole=is_whole)
 
 
-def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summary:
+def summarise_steps(run: OpenedRun, *, is_whole: bool = False) -> Summary:
     """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
     return summarise_measured(run, run.measure(measure_summary), is_whole=is_whole)
 
 
-def summarise_measured(
-    run: WholeRun | LargeRun, measured: MeasuredRun[SummarySums], *, is_whole: bool = False
-) -> Summary:
+def summarise_measured(run: OpenedRun, measured: MeasuredRun[SummarySums], *, is_whole: bool = False) -> Summary:
     """Summarise steps that were measured with :func:`measure_summary`, maybe together with other measurements."""
     measured = replace(measured, result=measured.result.joined())
     alignment, ranks_of_run = run.alignment, run.aligned
@@ -165,9 +164,9 @@ def summarise_measured(
     unmatched = totals.unmatched.find(recorded)
     budget, launches = _launches(recorded, is_whole)
     replayed = _replay(run, measured.result)
-    findings = replayed.findings or Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
-    listed = list_findings(findings.verdicts, findings.abstentions, replayed.lost)
-    longest = measured.result.stragglers.awaited.longest(names_ranks=not findings.are_too_few_steps)
+    judgement = replayed.judgement or Judgement.without(ONLY_KERNELS + _most_waited_for(ranks), place=JOB)
+    listed = with_lost_time(judgement, replayed.lost)
+    longest = measured.result.stragglers.awaited.longest(names_ranks=not judgement.are_too_few_steps)
     awaited = with_reasons(longest, listed)
     summed = totals.steps
     return Summary(
@@ -185,9 +184,7 @@ def summarise_measured(
         modules=totals.modules,
         pipeline=replayed.pipeline,
         peak_memory=peak_memory(recorded),
-        stragglers=findings.verdicts,
-        together_ms_per_step=findings.together_ms_per_step,
-        abstentions=findings.abstentions,
+        together_ns=judgement.together_ns,
         coverage=totals.captured.coverage(ranks_of_run),
         missing=missing_numbers(recorded, measured.counts) if is_whole else None,
         findings=listed,
@@ -195,7 +192,7 @@ def summarise_measured(
         if recorded.any_metadata.is_dump
         else verdict(
             ranks,
-            findings.verdicts,
+            judgement.slow,
             unmatched.roles | roles_of_one_rank(communication),
             awaited=awaited,
             steps=summed,
@@ -276,36 +273,35 @@ def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[Lau
 
 
 class _Replayed(NamedTuple):
-    """Results of the replay; no findings if only kernels were recorded."""
+    """Results of the replay; no judgement if only kernels were recorded."""
 
     pipeline: Pipeline | None
-    findings: Findings | None
+    judgement: Judgement | None
     lost: LostTime | None = None
 
 
-def _replay(run: WholeRun | LargeRun, measured: SummarySums) -> _Replayed:
+def _replay(run: OpenedRun, measured: SummarySums) -> _Replayed:
     work, pipeline = measured.stragglers.work, measured.totals.pipeline
     if not run.steps.used:
-        return _Replayed(None, Findings())
+        return _Replayed(None, Judgement())
     if work.why_not == ONLY_KERNELS:
         return _Replayed(None, None)
     if work.steps is None:
         return _Replayed(pipeline.pipeline(), judge_stragglers(run.aligned, work, None))
-    findings = judge_stragglers(run.aligned, work, run.replay(work.steps))
+    judgement = judge_stragglers(run.aligned, work, run.replay(work.steps))
     # If clocks do not agree, a replay would show nothing of transfers.
     scenarios = scenarios_of_lost_time(work.steps) if work.clocks_agree else ()
     ideal = Ideal.of(work.steps) if pipeline.is_pipeline else None
     if not scenarios and ideal is None:
-        return _Replayed(pipeline.pipeline(), findings)
-    # Everything with ideal durations at once: each window is read once for it.
-    measure = partial(_replay_ideal, places=Places.of(work.steps), scenarios=scenarios, ideal=ideal)
-    replayed = run.measure(measure).result
+        return _Replayed(pipeline.pipeline(), judgement)
+    # Everything with ideal durations at once: a window whose model was not kept is read once for it.
+    replayed = run.read(partial(_replay_ideal, places=Places.of(work.steps), scenarios=scenarios, ideal=ideal))
     check_steps(work.steps, replayed.steps)
     lost = None
     if scenarios:
         gpus = run.recorded.world_size if on_gpu(run.recorded) else None
-        lost = lost_time(work.steps, replayed.steps, findings.verdicts, gpus)
-    return _Replayed(pipeline.pipeline(replayed.causes), findings, lost)
+        lost = lost_time(work.steps, replayed.steps, judgement.slow, gpus)
+    return _Replayed(pipeline.pipeline(replayed.causes), judgement, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,12 +317,10 @@ class _ReplayedIdeal:
 
 
 def _replay_ideal(
-    analysis: Analysis, places: Places, scenarios: Sequence[Scenario], ideal: Ideal | None
+    observed: ObservedSteps, places: Places, scenarios: Sequence[Scenario], ideal: Ideal | None
 ) -> _ReplayedIdeal:
-    if ideal is None:
-        return _ReplayedIdeal(replay_analysis(analysis, places, scenarios), None)
-    replay = partial(place_program(analysis, places).replay, scenarios)
-    return _ReplayedIdeal(*_side_by_side(analysis, replay, partial(replay_bubbles, analysis, ideal)))
+    causes = None if ideal is None else replayed_bubbles(observed, ideal)
+    return _ReplayedIdeal(replay_steps(observed, places, scenarios), causes)
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

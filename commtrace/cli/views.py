@@ -25,8 +25,7 @@ from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.lost_time import LostTime
-from commtrace.analysis.stragglers.report import NodesOfVerdict
-from commtrace.analysis.stragglers.verdict import Verdict, VerdictStretch
+from commtrace.analysis.stragglers.report import NodesOfFinding
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
@@ -41,8 +40,8 @@ from commtrace.cli.output import (
     share,
     text_table,
 )
-from commtrace.findings.causes import HOST, LINK, OF_A_NODE, PAUSES, format_cause
-from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
+from commtrace.findings.causes import HOST, LINK, OF_A_NODE, PAUSES
+from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding, Stretch
 from commtrace.findings.formatting import format_duration, format_ranges, format_ranks
 
 _MOST_SHARES: Final = 20
@@ -398,37 +397,37 @@ _MOST_STRETCHES = 4
 _MOST_MEMBERS = 4
 
 
-def print_stragglers(
+def print_slow(
     console: Console,
-    stragglers: Sequence[Verdict],
+    findings: Sequence[Finding],
     *,
-    together_ms: float,
+    together_ns: float,
     on_gpu: bool = False,
-    nodes: Sequence[NodesOfVerdict] | None = None,
+    nodes: Sequence[NodesOfFinding] | None = None,
 ) -> None:
-    """Print the verdicts, the costliest first, with GPU-hours if ``on_gpu``, and what a step saves without all of them.
+    """Print what slows the job, the costliest first, with GPU-hours if ``on_gpu``, and what a step saves without it.
 
-    ``nodes`` has the devices of each verdict and how to keep them out of the next job; with it, print the next step.
+    ``nodes`` has the devices of each finding and how to keep them out of the next job; with it, print the advice.
     """
-    for position, straggler in enumerate(stragglers):
-        hours = f", {straggler.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
-        rare = straggler.cause in PAUSES or straggler.persistence < 0.5
-        typical = "mean" if rare or straggler.stretches else "median"
-        bound = "at most " if straggler.cost_is_bound else ""
-        cost = f"costs {bound}{milliseconds(straggler.cost_ms_per_step * 1e6)} ms per step ({typical}){hours}"
-        if straggler.occurrence:
-            cost = f"{straggler.occurrence}; spread over all steps, it {cost}"
-        console.print(f"[bold red]Straggler: {escape(straggler.who)}[/], {format_cause(straggler.cause)}: {cost}")
-        for text in filter(None, (_when(straggler), straggler.evidence)):
+    for position, finding in enumerate(findings):
+        hours = f", {finding.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
+        rare = finding.cause in PAUSES or (finding.persistence or 0.0) < 0.5
+        typical = "mean" if rare or finding.stretches else "median"
+        bound = "at most " if finding.cost_is_bound else ""
+        cost = f"costs {bound}{milliseconds(finding.cost_ns)} ms per step ({typical}){hours}"
+        if finding.occurrence is not None:
+            cost = f"{finding.occurrence.describe()}; spread over all steps, it {cost}"
+        console.print(f"[bold red]Straggler: {escape(finding.words)}[/]: {cost}")
+        for text in filter(None, (_when(finding), finding.evidence)):
             _print_indented(console, text)
         if nodes is not None:
-            for text in filter(None, (_members(straggler), *_nodes(straggler, nodes[position]))):
+            for text in filter(None, (_members(finding), *_nodes(finding, nodes[position]))):
                 _print_indented(console, text)
-            _print_indented(console, straggler.next_step, style="bold")
+            _print_indented(console, finding.advice, style="bold")
         console.print()
-    if len(stragglers) > 1:
-        at_least = "at least " if any(straggler.cost_is_bound for straggler in stragglers) else ""
-        console.print(f"Together they cost {at_least}{milliseconds(together_ms * 1e6)} ms per step.\n")
+    if len(findings) > 1:
+        at_least = "at least " if any(finding.cost_is_bound for finding in findings) else ""
+        console.print(f"Together they cost {at_least}{milliseconds(together_ns)} ms per step.\n")
 
 
 def _print_indented(console: Console, text: str, style: str | None = None) -> None:
@@ -437,51 +436,47 @@ def _print_indented(console: Console, text: str, style: str | None = None) -> No
     console.print(escape(indented), style=style)
 
 
-def _nodes(straggler: Verdict, nodes: NodesOfVerdict) -> tuple[str, ...]:
-    if straggler.cause not in OF_A_NODE and straggler.place != HOST:
+def _nodes(finding: Finding, nodes: NodesOfFinding) -> tuple[str, ...]:
+    if finding.cause not in OF_A_NODE and finding.place != HOST:
         return ()
-    end = "one of its ends" if straggler.place == LINK else "it"
+    end = "one of its ends" if finding.place == LINK else "it"
     return ", ".join(nodes.devices), f"To keep the next job off {end}: {nodes.exclude_nodes}"
 
 
-def _when(straggler: Verdict) -> str:
+def _when(finding: Finding) -> str:
     """Return the first step with its time of day, or the stretches of what is in most steps of them."""
-    step, since = straggler.since_step, None if straggler.since_ns is None else date_and_time(straggler.since_ns)
-    if straggler.stretches and not straggler.occurrence:
-        return _stretches(straggler)
-    if straggler.occurrence:
+    step, since = finding.since_step, None if finding.since_ns is None else date_and_time(finding.since_ns)
+    if finding.stretches and not finding.occurrence:
+        return _stretches(finding)
+    if finding.occurrence:
         return f"First in step {step}, which began at {since}." if since else ""
-    first = ", the first one compared" if step == straggler.first_compared_step else ""
+    first = ", the first one compared" if finding.since_first_compared else ""
     return f"Since step {step}{first}" + (f": {since}." if since else ".")
 
 
-def _stretches(straggler: Verdict) -> str:
+def _stretches(finding: Finding) -> str:
     """Return ``Slow in steps 30–49, 2026-11-23 14:03:22–14:05:09 UTC (49.3 ms per step).``; of many, the costliest."""
-    costliest = sorted(straggler.stretches, key=lambda one: -one.cost_ms_per_step)[:_MOST_STRETCHES]
+    costliest = sorted(finding.stretches, key=lambda one: -one.cost_ns)[:_MOST_STRETCHES]
     listed = [
-        f"{one.first}–{one.last}{_at(one)} ({milliseconds(one.cost_ms_per_step * 1e6)} ms per step)"
+        f"{one.first}–{one.last}{_at(one)} ({milliseconds(one.cost_ns)} ms per step)"
         for one in sorted(costliest, key=lambda one: one.first)
     ]
-    more = len(straggler.stretches) - len(costliest)
+    more = len(finding.stretches) - len(costliest)
     return f"Slow in steps {', '.join(listed)}" + (f" and {more} more stretches" if more else "") + "."
 
 
-def _at(stretch: VerdictStretch) -> str:
+def _at(stretch: Stretch) -> str:
     if stretch.since_ns is None or stretch.until_ns is None:
         return ""
     return f", {date_and_time(stretch.since_ns, stretch.until_ns)}"
 
 
-def _members(straggler: Verdict) -> str:
-    members = straggler.members
-    if not 2 <= len(members) <= _MOST_MEMBERS or members[0].share_ms_per_step is None:
+def _members(finding: Finding) -> str:
+    members = finding.members
+    if not 2 <= len(members) <= _MOST_MEMBERS or members[0].share_ns is None:
         return ""
-    shares = (f"rank {one.rank} {_ms(one.share_ms_per_step)} ({_ms(one.alone_ms_per_step)})" for one in members)
+    shares = (f"rank {one.rank} {milliseconds(one.share_ns)} ({milliseconds(one.alone_ns)})" for one in members)
     return f"Cost of each rank in ms per step if the others are fixed (saved if only it is): {', '.join(shares)}."
-
-
-def _ms(milliseconds_per_step: float | None) -> str:
-    return milliseconds(None if milliseconds_per_step is None else milliseconds_per_step * 1e6)
 
 
 def print_findings(console: Console, findings: Sequence[Finding], *, told: Finding | None = None) -> None:
@@ -493,13 +488,12 @@ def print_findings(console: Console, findings: Sequence[Finding], *, told: Findi
             console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
 
 
-def print_awaited(console: Console, awaited: Sequence[AwaitedRank], stragglers: Sequence[Verdict]) -> None:
-    """Print the rank that the others waited for most, if one stands out, and its activity unless a verdict names it."""
+def print_awaited(console: Console, awaited: Sequence[AwaitedRank]) -> None:
+    """Print the rank that the others waited for most, if one stands out, and its activity unless a finding names it."""
     if not awaited or not awaited[0].stands_out:
         return
     first = awaited[0]
-    is_named = any(first.rank in (one.rank, *one.ranks) for one in stragglers)
-    who = f"rank {first.rank} ({first.share:.0%} of all waiting), named above" if is_named else first.describe()
+    who = f"rank {first.rank} ({first.share:.0%} of all waiting), named above" if first.because else first.describe()
     console.print(escape(f"Waited for most: {who}."))
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from commtrace.findings.causes import JOB, OF_DIVISION, cause_or_loss, format_cause
 from commtrace.findings.formatting import format_duration, format_ranges, ranges
 from commtrace.trace.bounds import Count, Rank, Size, Step, Time, Word
+from commtrace.trace.json_values import JsonObject, fields_to_json
 
 FAILED: Final = "failed"
 HANG: Final = "hang"
@@ -127,6 +128,10 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: Word = ""  # sentences; of what was not judged, why not
     advice: Word = ""
 
+    def to_json(self) -> JsonObject:
+        """Return the fields, and what to call it in ``words`` and ``text``, which is :meth:`line`."""
+        return {**fields_to_json(self), "words": self.words, "text": self.line()}
+
     @property
     def rank(self) -> int:
         """Return the slowest rank; −1 where the cause moves between ranks, or all have it."""
@@ -173,7 +178,12 @@ def finding_id(kind: str, place: str, cause: str, ranks: Iterable[int] = ()) -> 
     >>> finding_id(SLOW, "host", "compute", [5, 4])
     'slow/host/compute/4'
     """
-    return f"{kind}/{place}/{cause}/{min(ranks, default='')}".rstrip("/")
+    return "/".join(filter(None, (kind, place, cause, *map(str, sorted(ranks)[:1]))))
+
+
+def not_judged(place: str, why: str) -> Finding:
+    """Return that ranks, stages, links or the whole job could not be judged; ``why`` is a sentence."""
+    return Finding(id=finding_id(NOT_JUDGED, place, ""), kind=NOT_JUDGED, place=place, evidence=why)
 
 
 def hosts_of(members: Iterable[Member], cause: str) -> tuple[str, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from commtrace.analysis.hangs.job_end import Count
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.errors import TraceFormatError
 from commtrace.findings.causes import OF_DIVISION
 from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
@@ -35,7 +34,7 @@ class Named:
     """One cause of lost time."""
 
     who: str  # describes the rank, host, stage or link
-    place: str  # as in analysis/stragglers/verdict.py, like the cause
+    place: str  # as in a finding, like the cause
     cause: str
     cost_ms_per_step: float | None  # saving per step without it; None if unknown
     occurrence: str = ""  # the steps, if only few
@@ -68,8 +67,7 @@ class RunVerdict:
 
 
 def verdict_of_analysis(
-    verdicts: Iterable[Verdict],
-    abstentions: Sequence[str],
+    findings: Iterable[Finding],
     *,
     by: str,
     attempt: int,
@@ -77,22 +75,10 @@ def verdict_of_analysis(
     last_step: int | None,
 ) -> RunVerdict:
     """Return the verdict of a command on a whole run."""
-    named = [
-        Named(
-            one.who,
-            one.place,
-            one.cause,
-            one.cost_ms_per_step,
-            one.occurrence,
-            one.ranks[:_MOST_RANKS],
-            _hosts(one.cause, [one.host, *(member.host for member in one.members)]),
-            one.share_of_step,
-        )
-        for one in verdicts
-    ]
-    return RunVerdict(
-        ANALYSIS, by, attempt, judged_ns, last_step, _costliest(named), tuple(abstentions[:_MOST_ABSTENTIONS])
-    )
+    listed = list(findings)
+    named = [_named(finding) for finding in listed if finding.kind == SLOW]
+    abstentions = tuple(one.evidence for one in listed if one.kind == NOT_JUDGED)[:_MOST_ABSTENTIONS]
+    return RunVerdict(ANALYSIS, by, attempt, judged_ns, last_step, _costliest(named), abstentions)
 
 
 def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
@@ -109,23 +95,25 @@ def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
         for one in (*_events(directory / MONITOR_EVENTS), *status.findings)
         if one.kind == SLOW
     }
-    named = [
-        Named(
-            one.who,
-            one.place,
-            one.cause,
-            None if one.cost_ns is None else one.cost_ns / 1e6,
-            "" if one.occurrence is None else one.occurrence.describe(),
-            one.ranks[:_MOST_RANKS],
-            one.hosts[:_MOST_HOSTS],
-        )
-        for one in found.values()
-    ]
+    named = [_named(finding) for finding in found.values()]
     last_step = status.last_step if status.last_step >= 0 else None
     abstentions = tuple(one.evidence for one in status.findings if one.kind == NOT_JUDGED)[:_MOST_ABSTENTIONS]
     if last_step is None and not abstentions:
         abstentions = ("No step had ended.",)
     return RunVerdict(MONITOR, MONITOR, attempt, status.time_ns, last_step, _costliest(named), abstentions)
+
+
+def _named(finding: Finding) -> Named:
+    return Named(
+        finding.who,
+        finding.place,
+        finding.cause,
+        None if finding.cost_ns is None else finding.cost_ns / 1e6,
+        "" if finding.occurrence is None else finding.occurrence.describe(),
+        finding.ranks[:_MOST_RANKS],
+        finding.hosts[:_MOST_HOSTS],
+        finding.share,
+    )
 
 
 def _events(path: Path) -> Iterator[Finding]:

@@ -18,16 +18,17 @@ from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
 from commtrace.analysis.matched import Matched, match_run
-from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.step_totals import TimeTotals, time_totals
 from commtrace.analysis.steps.choice import ChosenSteps, load_window
 from commtrace.analysis.stragglers.baseline import HealthyRun
-from commtrace.analysis.stragglers.search import Findings, judge_stragglers, measure_work
+from commtrace.analysis.stragglers.list_of_findings import findings_of_run
+from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.summary import Summary, summarise_steps
-from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, survey_large_run
+from commtrace.analysis.windows.run import MeasuredRun, OpenedRun, Result, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.findings.finding import Finding
 from commtrace.python import tables as made
 from commtrace.python.plots.run_plots import RunPlots
 from commtrace.trace.files.locate import NEWEST_RUN
@@ -96,7 +97,9 @@ class RecordedRun(Generic[Frame]):
     Results are kept. Of a large run, only :meth:`spans` holds all spans in memory.
     """
 
-    def __init__(self, source: ChosenSteps | LargeRun, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
+    def __init__(
+        self, source: ChosenSteps | OpenedRun, steps: str | None, convert: Callable[[pa.Table], Frame]
+    ) -> None:
         self._source = source
         self._steps = steps
         self._convert = convert
@@ -162,20 +165,14 @@ class RecordedRun(Generic[Frame]):
         """Return the pipeline with the bubble of each stage, or None if the run has none."""
         return find_pipeline(self._run)
 
-    def stragglers(self, baseline: RecordedRun[Any] | None = None) -> Findings:
-        """Return the stragglers, with cause, cost and evidence, and the reasons for abstentions.
+    def findings(self, baseline: RecordedRun[Any] | None = None) -> tuple[Finding, ...]:
+        """Return what slows the job, costliest first, and what could not be judged.
 
         Args:
             baseline: a healthy run of the same job, for causes that no comparison of ranks shows.
         """
-        run = self._run
-        if not run.steps.used:
-            return Findings(abstentions=(_NO_STEPS,))
         normal = None if baseline is None else baseline._as_baseline()
-        work = run.measure(measure_work).result.joined()
-        if work.why_not == ONLY_KERNELS:
-            return Findings(abstentions=(ONLY_KERNELS,))
-        return judge_stragglers(run.aligned, work, run.replay(work.steps) if work.steps else None, baseline=normal)
+        return findings_of_run(self._run, self._run.measure(measure_work).result, normal)
 
     def summary(self) -> Summary:
         """Return everything that ``commtrace summary`` prints."""
@@ -188,16 +185,16 @@ class RecordedRun(Generic[Frame]):
 
     def align(self) -> Alignment:
         """Return the alignment of the hosts' clocks, or the reason for its failure."""
-        return self._source.survey.alignment if isinstance(self._source, LargeRun) else self._matched.alignment
+        return self._source.alignment if isinstance(self._source, OpenedRun) else self._matched.alignment
 
     @property
     def _recorded(self) -> Run:
         """Return the run; of a large one, few of its rows."""
-        return self._source.survey.outline if isinstance(self._source, LargeRun) else self._source.recorded
+        return self._source.recorded
 
     @property
-    def _run(self) -> WholeRun | LargeRun:
-        return self._source if isinstance(self._source, LargeRun) else WholeRun(self._analysis)
+    def _run(self) -> OpenedRun:
+        return self._source if isinstance(self._source, OpenedRun) else OpenedRun.of(self._analysis)
 
     def _measured(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
         return self._run.measure(measure)
@@ -209,7 +206,7 @@ class RecordedRun(Generic[Frame]):
     @cached_property
     def _window(self) -> ChosenSteps:
         """Return every row that was asked for."""
-        return load_window(self._recorded.path) if isinstance(self._source, LargeRun) else self._source
+        return load_window(self._recorded.path) if isinstance(self._source, OpenedRun) else self._source
 
     @cached_property
     def _matched(self) -> Matched:

@@ -31,7 +31,7 @@ TABLES: Final[Mapping[str, Callable[[RecordedRun[pa.Table]], pa.Table]]] = {
     "communication_by_size": lambda run: run.communication("size"),
     "communication_by_group": lambda run: run.communication("group"),
     "stages": _stages,
-    "stragglers": lambda run: tables.stragglers(run.stragglers().verdicts),
+    "findings": lambda run: tables.findings(run.findings()),
     "files": lambda run: pa.concat_tables(read_files(run.path)),
 }
 """Tables by name; docs/python.md describes them."""

@@ -36,7 +36,7 @@ from commtrace.analysis.matching.roles import Roles
 from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.steps.attempts import is_earlier, number_of
 from commtrace.analysis.steps.choice import StepChoice
-from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.findings.finding import Finding
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
@@ -199,20 +199,27 @@ COMMUNICATION: Final = pa.schema(
     ]
 )
 
-STRAGGLERS: Final = pa.schema(
+FINDINGS: Final = pa.schema(
     [
+        _column("id", pa.string(), "of kind, place, cause and lowest rank: the same in every command and run"),
+        _column("kind", pa.string(), "`slow`, `lost`, `not_judged`, …"),
+        _column("place", pa.string(), "where: `ranks`, `host`, `tensor_group`, `stage`, `link`, `network` or `job`"),
+        _column("cause", pa.string(), "why: `compute`, `backward`, `data`, `gc`, …"),
+        _column("who", pa.string(), "the place in words"),
         _column("rank", pa.int32(), "the slow rank, the slowest of several; null if the cause moves between ranks"),
         _column("host", pa.string(), "its node"),
         _column("ranks", _RANKS, "all slow ranks, slowest first"),
-        _column("who", pa.string(), "name in sentences"),
-        _column("place", pa.string(), "where: `ranks`, `host`, `tensor_group`, `stage`, `link`, `network` or `job`"),
-        _column("cause", pa.string(), "why: `compute`, `backward`, `data`, `gc`, …"),
-        _column("cost_ms_per_step", pa.float64(), "time that a step would save without it, ms"),
-        _column("gpu_hours_per_day", pa.float64(), "the same for all devices of the job"),
+        _column("hosts", pa.list_(pa.string()), "their nodes, each once"),
+        _column("since_step", pa.int64(), "the first step in which it costs at least half; −1 if not known"),
+        _column("since_ns", pa.int64(), "begin of that step, epoch; null if not known"),
+        _column("cost_ns", pa.float64(), "time that a step would save without it; null if not known"),
+        _column("share", pa.float64(), "the same, of the mean step"),
+        _column("part_ns", pa.float64(), "per step: the parts add up to the time beyond the ideal; null if not known"),
+        _column("gpu_hours_per_day", pa.float64(), "the cost for all devices of the job"),
         _column("persistence", pa.float64(), "share of the steps in which it costs at least half of that"),
-        _column("occurrence", pa.string(), "for an event in few steps: the steps and the duration"),
-        _column("evidence", pa.string(), "the numbers behind it"),
-        _column("next_step", pa.string(), "what to do"),
+        _column("occurrence", pa.string(), "for what strikes in few steps: the steps and the duration; else null"),
+        _column("evidence", pa.string(), "the numbers behind it, or why it could not be judged"),
+        _column("advice", pa.string(), "what to do"),
     ]
 )
 
@@ -366,17 +373,18 @@ def communication(rows: Sequence[Communication]) -> pa.Table:
     )
 
 
-def stragglers(verdicts: Sequence[Verdict]) -> pa.Table:
-    """Return the verdicts, the costliest first."""
+def findings(found: Sequence[Finding]) -> pa.Table:
+    """Return the findings in their order."""
     return _of_rows(
         (
             {
-                **{name: getattr(verdict, name) for name in STRAGGLERS.names},
-                "rank": verdict.rank if verdict.rank >= 0 else None,
+                **{name: getattr(finding, name) for name in FINDINGS.names},
+                "rank": finding.rank if finding.ranks else None,
+                "occurrence": finding.occurrence.describe() if finding.occurrence else None,
             }
-            for verdict in verdicts
+            for finding in found
         ),
-        STRAGGLERS,
+        FINDINGS,
     )
 
 

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
+
+from msgspec.structs import replace
 
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.largest_loss import verdict
-from commtrace.analysis.stragglers.verdict import Verdict, VerdictStretch
 from commtrace.analysis.summary import summarise
-from commtrace.findings.causes import RANKS, format_cause
+from commtrace.findings.causes import format_cause
+from commtrace.findings.finding import Finding, Occurrence, Stretch
 from tests.factory import make_run, span
+from tests.findings.reading import slow
 
 MS = 1_000_000
 
@@ -27,12 +29,9 @@ def exposed(role: str, wait: int, transfer: int) -> RankMean:
     return RankMean(0, "node0", {}, 100 * MS, 0, of_state)
 
 
-def straggler(**changes: Any) -> Verdict:
+def straggler(**changes: Any) -> Finding:
     """One that is slow in all that it computes."""
-    plain = Verdict(
-        rank=5, host="b", place=RANKS, cause="compute", who="rank 5 on b", cost_ms_per_step=30.0, gpu_hours_per_day=0.0,
-        share_of_step=0.3, persistence=1.0, evidence="", next_step="Look at its clocks.",
-    )  # fmt: skip
+    plain = slow(30.0, rank=5, host="b", share=0.3, advice="Look at its clocks.")
     return replace(plain, **changes)
 
 
@@ -42,8 +41,8 @@ def iso_ns(text: str) -> int:
 
 def test_a_straggler_comes_first() -> None:
     stragglers = [
-        straggler(rank=1, who="rank 1 on a", cause="data", cost_ms_per_step=3.0, next_step="Prefetch."),
-        straggler(rank=5, who="rank 5 on b", cost_ms_per_step=30.0),
+        straggler(who="rank 1 on a", cause="data", cost_ns=3.0 * MS, advice="Prefetch."),
+        straggler(),
     ]
     assert verdict([mean(bubble=40)], stragglers) == (
         "Rank 5 on b holds up the others (compute): it costs 30 ms of every step, 30.0% of it. Look at its clocks."
@@ -52,30 +51,30 @@ def test_a_straggler_comes_first() -> None:
 
 def test_work_that_takes_long_in_a_few_steps_is_reported_with_its_cause() -> None:
     now_and_then = straggler(
-        who="rank 2 on node0", occurrence="3 times, in steps 5, 10 and 15: 60 ms",
-        next_step="See what happens in those steps.",
+        who="rank 2 on node0", occurrence=Occurrence((5, 10, 15), 60 * MS, 20),
+        advice="See what happens in those steps.",
     )  # fmt: skip
     assert verdict([mean(FORWARD=100_000_000)], [now_and_then]) == (
-        "Rank 2 on node0 (compute) held up the others 3 times, in steps 5, 10 and 15: 60 ms. See what happens in those "
-        "steps."
+        "Rank 2 on node0 (compute) held up the others in 3 of 20 steps (5, 10, 15): 60 ms in all. See what happens in "
+        "those steps."
     )
 
 
 def test_problems_of_a_part_of_the_run_are_reported_with_its_steps() -> None:
-    stretch = VerdictStretch(
-        30, 49, 50.0, iso_ns("2026-11-23T14:03:22.512+00:00"), iso_ns("2026-11-23T14:05:09.001+00:00")
+    stretch = Stretch(
+        30, 49, 50.0 * MS, iso_ns("2026-11-23T14:03:22.512+00:00"), iso_ns("2026-11-23T14:05:09.001+00:00")
     )
-    slow = straggler(rank=3, who="rank 3 on a", cost_ms_per_step=20.0, share_of_step=0.2, stretches=(stretch,))
-    assert verdict([mean(bubble=40)], [slow]) == (
+    in_part = straggler(who="rank 3 on a", cost_ns=20.0 * MS, share=0.2, stretches=(stretch,))
+    assert verdict([mean(bubble=40)], [in_part]) == (
         "Rank 3 on a held up the others (compute) in steps 30–49 (2026-11-23 14:03:22–14:05:09 UTC): it cost 50 ms of "
         "each, 20.0% of all steps. Look at its clocks."
     )
-    twice = replace(slow, stretches=(stretch, VerdictStretch(60, 69, 10.0)))
+    twice = replace(in_part, stretches=(stretch, Stretch(60, 69, 10.0 * MS)))
     assert "14:05:09 UTC) and 60–69: it cost up to 50 ms of each, 20.0%" in verdict([mean(bubble=40)], [twice])
 
 
 def test_slowness_that_moves_between_ranks_names_none() -> None:
-    moving = straggler(rank=-1, who="", cause="sequence_length_imbalance", cost_ms_per_step=8.0, next_step="Sort.")
+    moving = straggler(ranks=(), who="", cause="sequence_length_imbalance", cost_ns=8.0 * MS, advice="Sort.")
     assert verdict([mean()], [moving]).startswith(
         "Now one rank, now another holds up the others (sequence length imbalance): it costs 8 ms"
     )

@@ -60,7 +60,7 @@ def test_its_json_has_the_promised_shape() -> None:
         assert {"busbw_gbps", "exposed_ns", "hidden_ns", "wait_ns"} <= set(row)
         assert {"p50", "p99", "max", "sum"} == set(row["duration_ns"])
     assert {"captured", "dropped", "missing", "not_visible", "replays"} == set(summary["coverage"])
-    assert isinstance(summary["stragglers"], list)
+    assert isinstance(summary["findings"], list)
     assert isinstance(summary["verdict"], str)
 
 
@@ -220,7 +220,7 @@ def test_steps_of_one_number_are_reported() -> None:
 
 def test_steps_of_no_length_are_no_error() -> None:
     rows = [span("step", 5, 5, step=0), span("step", 5, 5, step=1)]
-    assert summarised(make_run({0: rows, 1: rows})).stragglers == ()
+    assert summarised(make_run({0: rows, 1: rows})).slow == ()
 
 
 def test_calls_that_send_nothing_are_not_to_be_overlapped() -> None:

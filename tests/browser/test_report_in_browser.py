@@ -307,7 +307,7 @@ def test_the_numbers_of_the_summary_are_there(opened: Reader) -> None:
         "Where the time of a step goes",
         "Critical path",
         "Lost time",
-        "Stragglers",
+        "Findings",
         "Pipeline",
         "Communication",
         "What these numbers rest on",

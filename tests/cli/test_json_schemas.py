@@ -16,12 +16,13 @@ from commtrace.analysis.communication.links import NodeLink, NodeTraffic, SlowTr
 from commtrace.analysis.hangs.examination import examine
 from commtrace.cli.commands.trigger import TriggerReport
 from commtrace.cli.main import app
-from commtrace.findings.causes import CAUSES, PLACES
+from commtrace.findings.causes import CAUSES, LOSSES, PLACES
 from commtrace.trace.hang_report import Activity, HangReport, InFlight, OpenPhase, ThreadStack
 from commtrace.trace.json_values import fields_to_json
 from tests.analysis.hangs.flight_calls import calls, hung
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.factory import group, metadata
+from tests.findings.reading import in_json
 from tests.json_schemas import errors, schemas
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
@@ -97,12 +98,13 @@ def test_a_written_report_matches_the_schema(runs: dict[str, str], tmp_path: Pat
     assert (answer["left_out"], answer["verdict"][-1]) == ([], ".")
 
 
-def test_the_words_for_where_and_why_are_those_of_verdicts(runs: dict[str, str]) -> None:
-    (verdict,) = _answer_of("straggler", runs["slow"])["verdicts"]
-    words = schemas()["straggler.schema.json"]["properties"]["verdicts"]["items"]["properties"]
+def test_the_words_for_where_and_why_are_those_of_findings(runs: dict[str, str]) -> None:
+    (finding,) = in_json(_answer_of("straggler", runs["slow"]))
+    words = schemas()["finding.schema.json"]["$defs"]["finding"]["properties"]
 
-    assert (words["place"]["enum"], words["cause"]["enum"]) == (list(PLACES), list(CAUSES))
-    assert (verdict["place"], verdict["cause"], len(verdict["stretches"])) == ("ranks", "compute", 1)
+    assert words["place"]["enum"] == ["", *PLACES]
+    assert words["cause"]["enum"] == list(dict.fromkeys(["", *CAUSES, *LOSSES]))
+    assert (finding["place"], finding["cause"], len(finding["stretches"])) == ("ranks", "compute", 1)
 
 
 def test_slow_links_and_clocks_that_were_stepped_have_their_place_in_the_schema(runs: dict[str, str]) -> None:

@@ -9,16 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 from typer.testing import CliRunner
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.memory import RankMemory
 from commtrace.analysis.stragglers.lost_time import LostTime
-from commtrace.analysis.stragglers.verdict import VerdictStretch
 from commtrace.cli.main import app
-from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines, print_stragglers
-from tests.history.factory import straggler
+from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines, print_slow
+from commtrace.findings.finding import Occurrence, Stretch
+from tests.findings.reading import in_json, slow
 from tests.pipeline_factory import Clock, PipelineJob
 from tests.trace.rows import write_run
 
@@ -73,7 +74,7 @@ def test_a_clock_that_is_stepped_back_by_about_a_step_costs_that_step_at_most(tm
     words("synth", "-o", tmp_path / "run", *options.split(), "--clock-step", f"1={jump_ms}@1")
     answer = json.loads(words("summary", tmp_path / "run", "--json"))
     assert answer["run"]["steps"]["count"] >= 10
-    assert [one["rank"] for one in answer["stragglers"]] == [3]
+    assert [one["ranks"] for one in in_json(answer)] == [[3]]
     assert answer["alignment"]["residual_ns"]["p99"] < 20_000
 
 
@@ -149,14 +150,14 @@ def test_the_peak_memory_is_that_of_the_fullest_rank() -> None:
 
 
 def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> None:
-    rare = straggler(
-        3.0, "evaluation", occurrence="in 2 of 20 steps (10, 20): 60 ms in all", since_step=10, since_ns=10**18,
-        stretches=(VerdictStretch(9, 20, 3.3),),
+    rare = slow(
+        3.0, "evaluation", occurrence=Occurrence((10, 20), 60_000_000, 20), since_step=10, since_ns=10**18,
+        stretches=(Stretch(9, 20, 3.3e6),),
     )  # fmt: skip
     output = io.StringIO()
     console = Console(file=output, width=100, highlight=False)
 
-    print_stragglers(console, [rare, replace(rare, occurrence="")], together_ms=3.3)
+    print_slow(console, [rare, structs.replace(rare, occurrence=None)], together_ns=3.3e6)
 
     first, second, _ = output.getvalue().strip().split("\n\n")
     assert "First in step 10, which began at 2001-09-09" in first
@@ -168,10 +169,10 @@ def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> Non
 def test_the_cost_of_several_is_that_of_all_together(is_bound: bool, words: str) -> None:
     output = io.StringIO()
     console = Console(file=output, width=100, highlight=False)
-    one = straggler(3.0, "gc")
+    one = slow(3.0, "gc")
 
-    print_stragglers(console, [one], together_ms=3.0)
+    print_slow(console, [one], together_ns=3.0e6)
     assert "Together" not in output.getvalue()
 
-    print_stragglers(console, [one, replace(one, cost_is_bound=is_bound)], together_ms=3.3)
+    print_slow(console, [one, structs.replace(one, cost_is_bound=is_bound)], together_ns=3.3e6)
     assert output.getvalue().endswith(f"Together they cost {words} per step.\n\n")

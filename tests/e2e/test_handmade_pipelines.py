@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.chain import analyse
 from commtrace.cli.main import app
 from tests.e2e.launch import REPOSITORY, fork
+from tests.findings.reading import in_json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -58,8 +59,8 @@ def test_a_healthy_last_stage_is_not_named_and_it_is_said_what_to_set(tmp_path: 
 
     summary, straggler = told("summary", run), told("straggler", run)
 
-    assert (summary["stragglers"], straggler["verdicts"], straggler["waited_for"]) == ([], [], "")
-    assert "COMMTRACE_LAYOUT" in " ".join(straggler["abstentions"])
+    assert (in_json(summary), in_json(straggler), straggler["waited_for"]) == ([], [], "")
+    assert "COMMTRACE_LAYOUT" in " ".join(one["evidence"] for one in in_json(straggler, "not_judged"))
 
 
 def test_a_slow_rank_among_those_of_its_stage_is_named(tmp_path: Path) -> None:
@@ -68,4 +69,4 @@ def test_a_slow_rank_among_those_of_its_stage_is_named(tmp_path: Path) -> None:
     costliest, *_ = told("summary", run)["stragglers"]
 
     assert costliest["rank"] == 0
-    assert told("straggler", run)["verdicts"][0]["rank"] == 0
+    assert in_json(told("straggler", run))[0]["ranks"][0] == 0

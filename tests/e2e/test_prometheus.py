@@ -29,7 +29,7 @@ from tests.e2e import prometheus
 from tests.e2e.launch import Completed, fork
 from tests.json_reading import read_back
 from tools.grafana.dashboards import dashboards
-from tools.grafana.overview import ALERTS, FOUND
+from tools.grafana.overview import ALERTS, FOUND, LAUNCH_BOUND
 from tools.prometheus_rules import Timing, alerts, recording_rules, write
 
 pytestmark = [
@@ -45,7 +45,12 @@ EMPTY_WHILE_NOBODY_IS_SLOW = {
     f"commtrace / {title}"
     for title in (f"Overview: {ALERTS}", f"Fleet: {ALERTS}", f"Overview: {FOUND}", "Overview: Slow since")
 }
-EMPTY_WITHOUT_GPUS = {"commtrace / Node: Tensor cores active", "commtrace / Node: Occupancy"}
+EMPTY_WITHOUT_GPUS = {
+    "commtrace / Node: Tensor cores active",
+    "commtrace / Node: Occupancy",
+    f"commtrace / Overview: {LAUNCH_BOUND}",
+    f"commtrace / Rank: {LAUNCH_BOUND}",
+}
 EMPTY_UNLESS_A_RANK_HANGS = {"commtrace / Health of commtrace: Ranks that wait"}
 SPLIT = "commtrace_exposed_split_seconds_total"
 SECONDS = 120

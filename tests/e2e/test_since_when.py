@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from commtrace.cli.main import app
 from tests.e2e.launch import REPOSITORY, Completed, fork
+from tests.findings.reading import in_json
 
 pytestmark = pytest.mark.e2e
 
@@ -91,7 +92,7 @@ def test_a_fault_that_moves_between_ranks_gives_findings_with_the_steps_of_the_s
         live = {rank: job.named(rank) for rank in (1, 2)}
     finally:
         job.join()
-    verdicts = {verdict["rank"]: verdict for verdict in printed("summary", str(run))["stragglers"]}
+    verdicts = {finding["ranks"][0]: finding for finding in in_json(printed("summary", str(run)))}
     assert verdicts.keys() == live.keys()
     for rank, begin in ((1, 30), (2, 130)):
         within = live[rank]["since_within_steps"]

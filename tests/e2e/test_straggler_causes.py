@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.cli.main import app
+from commtrace.findings.finding import Finding
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, fork_with_megatron
 from tests.e2e.traces import rows
+from tests.findings.reading import in_json, ms, why_not
 
 # Eight trainings before the first test.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -63,33 +64,33 @@ def test_the_injected_cause_is_the_costliest_verdict(injected: str, runs: Path) 
     causes, place, ranks = CAUSES[injected]
     hits = [
         number
-        for number, one in enumerate(found.verdicts)
+        for number, one in enumerate(found.slow)
         if one.cause in causes and one.place == (place or one.place) and one.rank in ranks
     ]
-    assert hits, f"{injected} was injected; {found.verdicts} {found.abstentions}"
-    assert_were_slow(found.verdicts[: hits[0]], analysis.run)
+    assert hits, f"{injected} was injected; {found.slow} {why_not(found.findings)}"
+    assert_were_slow(found.slow[: hits[0]], analysis.run)
 
 
 def test_a_rank_that_sleeps_in_every_forward_is_named_with_its_cost(runs: Path) -> None:
     summary = CliRunner().invoke(app, ["summary", str(runs / "forward"), "--json"])
     assert summary.exit_code == 0, summary.output
-    costliest = json.loads(summary.stdout)["stragglers"][0]
+    costliest = in_json(json.loads(summary.stdout))[0]
 
-    assert (costliest["rank"], costliest["cause"] in ("compute", "forward")) == (1, True)
+    assert (costliest["ranks"][0], costliest["cause"] in ("compute", "forward")) == (1, True)
     # Every forward of the first stage is on the critical path of its pipeline, and the other replica waits for it. It
     # costs so much less as a busy machine makes one of the others slow, too: they would wait for that one instead.
     slept = MICROBATCHES * SLOW_FORWARD_MS
-    assert costliest["cost_ms_per_step"] < 1.3 * slept
+    assert costliest["cost_ns"] / 1e6 < 1.3 * slept
     excess = excess_ms(load_run(runs / "forward"), 1, others=(0, 2, 3))
-    assert costliest["cost_ms_per_step"] > 0.7 * min(slept, excess)
+    assert costliest["cost_ns"] / 1e6 > 0.7 * min(slept, excess)
 
 
 def test_nobody_is_named_where_nobody_is_slow(runs: Path) -> None:
     analysis = analyse(runs / "nobody")
-    assert_were_slow(find_stragglers(analysis.run, analysis.matches).verdicts, analysis.run)
+    assert_were_slow(find_stragglers(analysis.run, analysis.matches).slow, analysis.run)
 
 
-def assert_were_slow(verdicts: Sequence[Verdict], recorded: Run) -> None:
+def assert_were_slow(verdicts: Sequence[Finding], recorded: Run) -> None:
     """Nobody is named on an idle machine. On a busy one, other processes take a core away from some of the ranks.
 
     Such a rank really was slow: it needed longer than its replica, by as much as that is said to have cost.
@@ -97,7 +98,7 @@ def assert_were_slow(verdicts: Sequence[Verdict], recorded: Run) -> None:
     for verdict in verdicts:
         assert verdict.rank >= 0, verdict
         replica = verdict.rank ^ 1  # which computes the same
-        assert verdict.cost_ms_per_step <= excess_ms(recorded, verdict.rank, others=(replica,)), verdict
+        assert ms(verdict.cost_ns) <= excess_ms(recorded, verdict.rank, others=(replica,)), verdict
 
 
 def excess_ms(recorded: Run, rank: int, others: Sequence[int]) -> float:

@@ -46,6 +46,11 @@ def test_a_line_has_who_why_and_the_cost() -> None:
     assert UNKNOWN.line() == "Not judged: Too few steps."
 
 
+def test_json_has_the_line_as_text() -> None:
+    assert slow(1, 224).to_json()["text"] == slow(1, 224).line()
+    assert msgspec.json.decode(json.dumps(slow(1, 224).to_json()), type=Finding) == slow(1, 224)
+
+
 def test_what_is_slow_stands_before_lost_time_and_the_costliest_first() -> None:
     costly, cheap = slow(1, 50), slow(2, 5)
     assert ranked([UNKNOWN, LOST, cheap, costly]) == (costly, cheap, LOST, UNKNOWN)
@@ -95,12 +100,12 @@ def test_a_finding_from_elsewhere_is_within_bounds(field: str) -> None:
 
 def test_the_schema_has_the_fields_and_kinds_of_the_type() -> None:
     schema = json.loads(SCHEMA.read_text())["$defs"]["finding"]
-    assert tuple(schema["properties"]) == tuple(schema["required"]) == Finding.__struct_fields__
+    assert tuple(schema["properties"]) == tuple(schema["required"]) == (*Finding.__struct_fields__, "words", "text")
     assert schema["properties"]["kind"]["enum"] == list(KINDS)
 
 
 def test_every_part_of_lost_time_but_that_of_stragglers_is_a_loss() -> None:
-    costs = {field.name for field in fields(LostTime)} - {"num_steps", "gpus", "steps_ns", "ideal_ns", "of_verdicts"}
+    costs = {field.name for field in fields(LostTime)} - {"num_steps", "gpus", "steps_ns", "ideal_ns", "of_findings"}
     assert set(PART_OF_LOSS.values()) == costs - {"stragglers_ns"}
     assert set(PART_OF_LOSS) <= {*CAUSES, *LOSSES}
 

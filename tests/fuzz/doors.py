@@ -186,7 +186,7 @@ def _read_in_python(folder: Path) -> None:
     for table in (run.spans(), run.steps(), run.partition(), run.ranks(), run.communication("group")):
         table.validate(full=True)
     run.pipeline()
-    run.stragglers()
+    run.findings()
 
 
 def _only_summary(folder: Path) -> Sequence[Command | Call]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.analysis.hangs.job_end import ENDED
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.findings.finding import Member
 from commtrace.history.facts import RunFacts
 from commtrace.history.store import StoredRun
@@ -74,11 +73,3 @@ def live(host: str = "beta", cause: str = "compute", **changes: Any) -> dict[str
     """Return a slow rank as the monitor writes it."""
     who = {"who": f"rank 1 on {host}", "hosts": (host,), "members": (Member(1, host, 2.5e6),)}
     return fields_to_json(slow_finding(1, **{"cause": cause, "cost_ns": 2.5e6, **who, **changes}))
-
-
-def straggler(cost: float, cause: str = "compute", **changes: Any) -> Verdict:
-    fields: dict[str, Any] = {
-        "rank": 1, "host": "beta", "place": "ranks", "cause": cause, "who": "rank 1 on beta", "cost_ms_per_step": cost,
-        "gpu_hours_per_day": 0.0, "persistence": 1.0, "evidence": "", "next_step": "", "share_of_step": 0.1,
-    }  # fmt: skip
-    return Verdict(**{**fields, **changes})

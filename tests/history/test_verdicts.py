@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.errors import TraceFormatError
+from commtrace.findings.finding import Finding, Member, not_judged
 from commtrace.findings.status import MonitorStatus
 from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis, verdict_of_monitor
 from commtrace.live.monitoring.standing import found
 from commtrace.trace.json_values import fields_to_json
-from tests.history.factory import live, straggler, write_monitor
+from tests.findings.reading import slow
+from tests.history.factory import live, write_monitor
 from tests.live.findings import hang_finding, silent_finding, slow_finding
 
 
@@ -22,12 +23,12 @@ def event(kind: str, finding: dict[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "time_ns": 5, "finding": finding, "sentence": "Said."}
 
 
-def kept(*verdicts: Verdict, abstentions: tuple[str, ...] = ()) -> RunVerdict:
-    return verdict_of_analysis(verdicts, abstentions, by="summary", attempt=2, judged_ns=9, last_step=7)
+def kept(*findings: Finding) -> RunVerdict:
+    return verdict_of_analysis(findings, by="summary", attempt=2, judged_ns=9, last_step=7)
 
 
 def test_the_costliest_is_kept_first() -> None:
-    found = kept(straggler(1.0), straggler(2.0, "data"))
+    found = kept(slow(1.0), slow(2.0, "data"))
 
     assert found == RunVerdict(
         "analysis", "summary", 2, 9, 7,
@@ -40,22 +41,22 @@ def test_the_costliest_is_kept_first() -> None:
 
 
 def test_every_host_of_a_link_is_named() -> None:
-    members = (NamedRank(1, "beta", 1.0), NamedRank(4, "gamma", 1.0))
+    members = (Member(1, "beta", 1.0), Member(4, "gamma", 1.0))
 
-    assert kept(straggler(1.0, "communication", place="link", members=members)).hosts == ("beta", "gamma")
+    assert kept(slow(1.0, "communication", place="link", members=members)).hosts == ("beta", "gamma")
 
 
 @pytest.mark.parametrize("cause", ["stage_imbalance", "sequence_length_imbalance"])
 def test_work_that_is_divided_unevenly_is_no_fault_of_a_host(cause: str) -> None:
-    found = kept(straggler(1.0, cause))
+    found = kept(slow(1.0, cause))
 
     assert (len(found.named), found.hosts) == (1, ())
 
 
 def test_nobody_named_is_a_judgement_unless_something_could_not_be_judged() -> None:
     assert kept().is_judged
-    assert not kept(abstentions=("too few steps",)).is_judged
-    assert kept(straggler(1.0), abstentions=("pipeline",)).is_judged
+    assert not kept(not_judged("ranks", "too few steps")).is_judged
+    assert kept(slow(1.0), not_judged("stage", "pipeline")).is_judged
 
 
 def test_the_monitor_named_what_its_events_and_its_status_say(tmp_path: Path) -> None:
@@ -73,8 +74,8 @@ def test_the_monitor_named_what_its_events_and_its_status_say(tmp_path: Path) ->
     assert found == RunVerdict(
         "monitor", "monitor", 1, 1_700_000_005_500_000_000, 7,
         (
-            Named("rank 1 on alpha", "ranks", "data", 5.0, "", (1,), ("alpha",)),
-            Named("rank 1 on beta", "ranks", "compute", 4.0, "", (1,), ("beta",)),
+            Named("rank 1 on alpha", "ranks", "data", 5.0, "", (1,), ("alpha",), 0.12),
+            Named("rank 1 on beta", "ranks", "compute", 4.0, "", (1,), ("beta",), 0.12),
         ),
     )  # fmt: skip
 
@@ -89,7 +90,7 @@ def test_the_files_of_a_real_monitor_are_read(tmp_path: Path) -> None:
 
     assert verdict is not None
     assert (verdict.judged_ns, verdict.last_step) == (2 * 10**18, 41)
-    assert verdict.named == (Named("rank 3 on beta", "ranks", "compute", 7.5, "", (3,), ("beta",)),)
+    assert verdict.named == (Named("rank 3 on beta", "ranks", "compute", 7.5, "", (3,), ("beta",), 0.12),)
 
 
 def test_a_torn_line_of_the_monitor_is_passed_over(tmp_path: Path) -> None:

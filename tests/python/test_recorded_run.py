@@ -21,6 +21,7 @@ from commtrace.errors import ConfigurationError, MissingExtraError, RunNotFoundE
 from commtrace.python import recorded_run, tables
 from commtrace.trace import schema
 from tests import factory
+from tests.findings.reading import why_not
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import mark, row, write_rank, write_run
 from tests.two_ranks import GROUP, write_two_ranks
@@ -136,16 +137,18 @@ def test_clocks_and_stragglers_are_objects_that_say_what_is_not_known(run: commt
     assert run.align().method == "shared clock"
     assert run.align().refused is None
     assert run.pipeline() is None
-    assert run.stragglers().verdicts == ()
-    assert "too few steps: 2" in run.stragglers().abstentions[0]
-    assert run.summary().abstentions == run.stragglers().abstentions
+    assert [one for one in run.findings() if one.kind == "slow"] == []
+    assert "too few steps: 2" in why_not(run.findings())[0]
+    assert why_not(run.summary().findings) == why_not(run.findings())
     assert run.summary().alignment is run.align()
 
 
 def test_a_slow_rank_is_named_also_against_a_baseline(tmp_path: Path) -> None:
     slow = commtrace.open(write_two_ranks(tmp_path / "slow", steps=12))
 
-    assert slow.stragglers(baseline=slow).verdicts == (), "nobody is slower there than in the same run"
+    assert [one for one in slow.findings(baseline=slow) if one.kind == "slow"] == [], (
+        "nobody is slower there than in the same run"
+    )
 
 
 def test_a_pipeline_has_its_schedule(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_an_imported_trace_of_kernels_has_idle_time_and_no_verdict(tmp_path: Pat
 
     parts = rows(run.steps(), "used", "compute_ns", "exposed_memory_ns", "idle_ns", "other_ns")
     assert parts == 2 * [(False, None, None, None, None), *2 * [(True, 50, 10, 40, 0)]]
-    assert "kernels show when a rank computes" in run.stragglers().abstentions[0]
+    assert "kernels show when a rank computes" in why_not(run.findings())[0]
 
 
 def test_spans_of_several_hosts_are_on_one_clock(tmp_path: Path) -> None:
@@ -224,7 +227,7 @@ def test_a_recording_without_steps_is_one_step_without_a_number(tmp_path: Path) 
         (None, 0, 50, True, 40, 10)
     ]
     assert run.pipeline() is None
-    assert "no step was recorded in full" in run.stragglers().abstentions[0]
+    assert "No step was recorded in full" in why_not(run.findings())[0]
 
 
 def test_a_large_run_has_the_same_tables_without_its_rows(
@@ -242,7 +245,7 @@ def test_a_large_run_has_the_same_tables_without_its_rows(
             assert large.communication(by) == run.communication(by)
 
     assert large.spans() == run.spans()
-    assert large.stragglers() == run.stragglers()
+    assert large.findings() == run.findings()
 
 
 def test_pandas_keeps_whole_numbers_whole(directory: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from commtrace.analysis.breakdown.states import FIXED, states_of
 from commtrace.analysis.pipeline.bubble import StageBubble
-from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
+from commtrace.findings.finding import Occurrence
 from commtrace.python import tables
+from tests.findings.reading import slow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
@@ -19,10 +20,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 def _type(kind: pa.DataType) -> str:
     if pa.types.is_dictionary(kind):
         return "string"
-    return "list of int32" if pa.types.is_list(kind) else {"double": "float64"}.get(str(kind), str(kind))
+    if pa.types.is_list(kind):
+        return f"list of {kind.value_type}"
+    return {"double": "float64"}.get(str(kind), str(kind))
 
 
-@pytest.mark.parametrize("name", ["spans", "steps", "partition", "ranks", "communication", "stages", "stragglers"])
+@pytest.mark.parametrize("name", ["spans", "steps", "partition", "ranks", "communication", "stages", "findings"])
 def test_the_documentation_has_the_columns_that_are_declared(name: str) -> None:
     [section] = re.findall(rf"^### {name}\n(.*?)(?=^#|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     documented = [line for line in section.splitlines() if line.startswith("| `")]
@@ -40,29 +43,22 @@ def test_every_state_of_a_step_has_a_column() -> None:
     assert {f"{kind.replace(' ', '_')}_ns" for kind in kinds} <= set(tables.STEPS.names)
 
 
-def test_a_straggler_that_moves_between_ranks_has_no_rank() -> None:
-    named = Verdict(
-        3,
-        "alpha",
-        "ranks",
-        "data",
-        "rank 3",
-        2.5,
-        0.1,
-        0.9,
-        "because",
-        "do this",
-        members=(NamedRank(3, "alpha", 2.5),),
-    )
-    moving = Verdict(-1, "", "job", "gc", "several ranks", 1.0, 0.0, 0.5, "because", "do that")
+def test_a_finding_that_moves_between_ranks_has_no_rank() -> None:
+    named = slow(2.5, "data", rank=3, host="alpha", occurrence=Occurrence((7,), 60_000_000, 20))
+    moving = slow(1.0, "gc", place="job", members=(), gpu_hours_per_day=None)
 
-    table = tables.stragglers([named, moving])
+    table = tables.findings([named, moving])
 
-    assert table.schema == tables.STRAGGLERS
-    assert table.select(["rank", "ranks", "place", "cause", "cost_ms_per_step"]).to_pylist() == [
-        {"rank": 3, "ranks": [3], "place": "ranks", "cause": "data", "cost_ms_per_step": 2.5},
-        {"rank": None, "ranks": [], "place": "job", "cause": "gc", "cost_ms_per_step": 1.0},
-    ]
+    assert table.schema == tables.FINDINGS
+    assert table.select(["rank", "host", "ranks", "place", "cause", "cost_ns", "occurrence"]).to_pylist() == [
+        {
+            "rank": 3, "host": "alpha", "ranks": [3], "place": "ranks", "cause": "data", "cost_ns": 2.5e6,
+            "occurrence": "once, in step 7: 60 ms",
+        },
+        {
+            "rank": None, "host": "", "ranks": [], "place": "job", "cause": "gc", "cost_ns": 1.0e6, "occurrence": None,
+        },
+    ]  # fmt: skip
 
 
 def test_causes_of_a_bubble_that_are_not_known_are_null() -> None:

@@ -14,12 +14,13 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import align
 from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.errors import ConfigurationError
 from commtrace.synth import FREE, Fault, Job, SimulatedClock, Synthetic, random_clocks, synthesize, write
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.spans import DTYPE_OF_COLUMN
+from tests.findings.reading import ms
 
 SMALL = Job(tp=2, pp=2, dp=2, microbatches=4, steps=3)
 JUDGED = Job(tp=1, pp=2, dp=4, microbatches=4, steps=12)
@@ -102,13 +103,13 @@ def test_a_fault_is_found_and_costs_what_it_truly_costs(
     job = replace(JUDGED, faults=(Fault.parse(fault),), gpus_per_host=2 if place == "host" else 4)
     made = synthesize(job)
     analysis = analyse(made.run)
-    (verdict,) = find_stragglers(analysis.run, analysis.matches).verdicts
+    (verdict,) = find_stragglers(analysis.run, analysis.matches).slow
 
     (fault_truth,) = made.truth["faults"]
     assert (verdict.place, verdict.cause, tuple(sorted(verdict.ranks))) == (place, cause, ranks)
     assert fault_truth["cause"] == cause
     true_ms = fault_truth["cost_ns_per_step"] / 1e6
-    assert verdict.cost_ms_per_step == pytest.approx(true_ms, rel=0.1)
+    assert ms(verdict.cost_ns) == pytest.approx(true_ms, rel=0.1)
 
 
 def test_a_slow_link_lengthens_only_its_own_transfers() -> None:
@@ -234,7 +235,7 @@ def test_clocks_step() -> None:
 )
 def test_the_schedule_is_recognised(job: Job, schedule: str) -> None:
     analysis = analyse(synthesize(job).run)
-    found = find_pipeline(WholeRun(analysis))
+    found = find_pipeline(OpenedRun.of(analysis))
 
     assert found is not None
     assert (found.schedule, found.stages, found.microbatches) == (schedule, 4, 8)

@@ -128,6 +128,7 @@ def _of_gpus(title: str, series: str, text: str) -> Panel:
 def rank() -> list[Row]:
     """Return the rows on one rank, or some."""
     phases = per_step("commtrace_compute_seconds_total", RANK, "phase")
+    launch_bound = per_step("commtrace_launch_bound_seconds_total", RANK, "phase")
     return [
         Row(
             [
@@ -164,6 +165,10 @@ def rank() -> list[Row]:
                 lines(
                     "Compute by phase", "s", Query(f"avg by (phase) ({phases})", "{{phase}}"), stacked=True,
                     text="Per step.",
+                ),
+                lines(
+                    "Launch-bound", "s", Query(f"avg by (phase) ({launch_bound})", "{{phase}}"), stacked=True,
+                    text="Per step, of compute and time in no span: the device waited for its host, at most.",
                 ),
                 lines(
                     "Exposed by operation", "s",

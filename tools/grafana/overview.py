@@ -32,9 +32,10 @@ from tools.grafana.queries import (
     largest_shares,
     lines_by_operation,
     link_to,
+    per_step,
 )
 
-ALERTS, FOUND = "Alerts", "Found by the monitor"
+ALERTS, FOUND, LAUNCH_BOUND = "Alerts", "Found by the monitor", "Launch-bound"
 """Tables that are empty while all is well."""
 
 _MOST_NODES: Final = 20
@@ -154,16 +155,15 @@ def _alerts_and_findings() -> Row:
                 "That fire now, with a link to what to do. Empty is good.",
             ),
             table(
-                FOUND, [Query(f"commtrace_finding_cost_seconds{{{RUN}}}", "cost")],
+                FOUND, [Query(f"commtrace_finding_cost_seconds{{{RUN}, kind=\"slow\"}}", "cost")],
                 [
-                    Column("kind", "Kind"),
                     Column("finding_rank", "Rank", link=link_to("rank", "rank", CELL)),
                     Column("place", "Place"),
                     Column("cause", "Cause"),
                     Column("Value", "Costs per step", "s"),
                 ],
-                "What costs time in every step: slow ranks, stages and links, and lost time by cause "
-                "(COMMTRACE_EXPORT=prometheus,monitor).",
+                "What slows the job: ranks, stages, links, with cause and cost (COMMTRACE_EXPORT=prometheus,monitor). "
+                "Empty is good.",
             ),
         ],
         height=6,
@@ -235,6 +235,15 @@ def _parts_and_roles() -> Row:
                 Query(f"commtrace:role_exposed:mean{{{RUN}}}", "{{role}}"), stacked=True,
                 text="Share of the step in which a rank stalls for communication, waiting included.",
             ),
+            lines(
+                LAUNCH_BOUND, "s",
+                Query(
+                    f"avg by (phase) ({per_step('commtrace_launch_bound_seconds_total', RUN, 'phase')})", "{{phase}}"
+                ),
+                stacked=True,
+                text="Per step, mean over ranks: compute, by phase, and time in no span, for which the device waited "
+                "for its host, at most. It is no part of its own. Empty where it is not known, as without a device.",
+            ),
         ],
         title="Where the time goes",
     )  # fmt: skip
@@ -282,6 +291,12 @@ def _critical_path_and_losses() -> Row:
                 "Lost time", "percentunit",
                 Query(largest_shares("delta", "commtrace_lost_seconds", "part"), "{{part}}"), stacked=True,
                 text="Share of the job's steps: the ideal time, and each loss. From commtrace metrics RUN --serve.",
+            ),
+            lines(
+                "Lost time, by the monitor", "s",
+                Query(f'commtrace_finding_cost_seconds{{{RUN}, kind="lost"}}', "{{cause}}"), stacked=True,
+                text="Per step, beside what slows the job: exposed communication, bubble (schedule), uneven work, "
+                "input and the rest, of the steps that the monitor replays (COMMTRACE_EXPORT=prometheus,monitor).",
             ),
         ],
     )  # fmt: skip

@@ -545,7 +545,7 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
     cost = cost_of(work, replay.saved_ns(as_fast))
     return (
         f"{compared_with}, at least half of that in {share_of_longer_steps(work, rank):.0%} of the steps. At their "
-        f"speed a step would be {cost.ms:.1f} ms ({cost.share:.1%}) shorter (median), at least half of that in "
+        f"speed a step would be {cost.ns / 1e6:.1f} ms ({cost.share:.1%}) shorter (median), at least half of that in "
         f"{cost.persistence:.0%} of the steps. A straggler is named from {limits.cost_ms:g} ms and "
         f"{limits.share_of_step:.0%} on, in {limits.majority:.0%} of the steps, if it works longer in "
         f"{limits.persistence:.0%}."

@@ -9,10 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, Float64, robust_sigma
-from commtrace.analysis.stragglers.limits import ALIKE
-from commtrace.analysis.stragglers.verdict import VerdictStretch
+from commtrace.analysis.stragglers.limits import ALIKE, LONG_STEP, LOST_STEPS
+from commtrace.analysis.stragglers.strikes import runs_of
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
-from commtrace.findings.finding import Occurrence
+from commtrace.findings.finding import (
+    MOST_SIGMAS,
+    SLOW,
+    Finding,
+    Member,
+    Norm,
+    Occurrence,
+    Stretch,
+    finding_id,
+    hosts_of,
+)
 from commtrace.trace.spans import Bool, Int64
 
 _MOST_OF_IT: Final = 0.8
@@ -34,22 +44,28 @@ def occurrence(steps: Sequence[int], times_ns: npt.NDArray[np.generic], others_n
 class StragglerCost(NamedTuple):
     """The typical time per step that a fix would save."""
 
-    ms: float
+    ns: float
     share: float  # of the step
-    standard_error_ms: float  # of ``ms``, from the scatter over steps
-    persistence: float  # share of the steps that save at least half of ``ms``
+    standard_error_ns: float  # of ``ns``, from the scatter over steps
+    persistence: float  # share of the steps that save at least half of ``ns``
     when: Occurrence  # the steps in which most of it is saved
-    first_step: int  # the first of the steps that save at least half of ``ms``; −1 if none does
+    first_step: int  # the first of the steps that save at least half of ``ns``; −1 if none does
+
+    @property
+    def sigmas(self) -> float | None:
+        """Return the cost by its standard error; None if steps do not scatter."""
+        return min(max(self.ns, 0.0) / self.standard_error_ns, MOST_SIGMAS) if self.standard_error_ns else None
 
 
 class TotalCost(NamedTuple):
-    """The cost of a verdict per step of the run."""
+    """The cost of a finding per step of the run."""
 
-    ms: float
+    ns: float
     gpu_hours_per_day: float
     costliest: int  # number of the stretch in which it costs most
     cost: StragglerCost  # in a step of that stretch
-    stretches: tuple[VerdictStretch, ...]  # the steps in which it lasts, if these are not all
+    when: Occurrence  # the steps of the run in which most of it is saved
+    stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, or strikes, if these are not all
 
     @property
     def since_step(self) -> int:
@@ -58,19 +74,19 @@ class TotalCost(NamedTuple):
 
 def cost_of(work: WorkStatistics, saved_ns: Int64, *, rare: bool = False) -> StragglerCost:
     """Return the cost of a cause without which each step would save so much: a median; a mean if it is ``rare``."""
-    saved = saved_ns[work.steady] / 1e6
+    saved = saved_ns[work.steady].astype(np.float64)
     typical = float(saved.mean() if rare else np.median(saved))
-    lasting = saved >= max(typical, 1e-6) / 2
+    lasting = saved >= max(typical, 1.0) / 2
     persistence = float(lasting.mean())
     if not rare and persistence:
         # Steps in which it costs nothing count; single steps that the machine held up do not.
         typical = float(np.median(saved[lasting])) * persistence
     return StragglerCost(
-        ms=typical,
-        share=typical * 1e6 / work.step_ns,
-        standard_error_ms=ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
+        ns=typical,
+        share=typical / work.step_ns,
+        standard_error_ns=ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
         persistence=persistence,
-        when=occurrence(work.steps.tolist(), saved * 1e6),
+        when=occurrence(work.steps.tolist(), saved),
         first_step=int(work.steps[int(np.argmax(lasting))]) if persistence else -1,
     )
 
@@ -82,14 +98,26 @@ def stands_out(work: WorkStatistics, cost: StragglerCost, *, rare: bool = False,
     a single strike is no chance.
     """
     limits = work.thresholds
-    if cost.ms < limits.cost_ms or cost.share < limits.share_of_step:
+    if rare and makes_steps_long(work, cost):
+        return True
+    if cost.ns < limits.cost_ms * 1e6 or cost.share < limits.share_of_step:
         return False
     if meant:
         return True
     if rare:
         often = len(cost.when.steps) >= limits.fewest_strikes or not work.noise_is_known
         return often and cost.persistence >= limits.rare_persistence
-    return cost.persistence >= limits.majority and cost.ms >= limits.standard_errors * cost.standard_error_ms
+    return cost.persistence >= limits.majority and cost.ns >= limits.standard_errors * cost.standard_error_ns
+
+
+def makes_steps_long(work: WorkStatistics, cost: StragglerCost) -> bool:
+    """Return whether what strikes in some steps costs a good part of them, however many other steps there are."""
+    num_struck = len(cost.when.steps)
+    if num_struck < 2 or not work.noise_is_known:
+        return False
+    total_ns = float(cost.when.total_ns)
+    least_ns = max(LONG_STEP * work.step_ns, work.thresholds.cost_ms * 1e6)
+    return total_ns >= num_struck * least_ns and total_ns >= LOST_STEPS * work.step_ns
 
 
 def gpu_hours_per_day(work: WorkStatistics, share_of_step: float) -> float:
@@ -106,7 +134,7 @@ def total_cost(
     rare: bool = False,
     meant: bool = False,
 ) -> TotalCost | None:
-    """Return the cost of a verdict that held in some of the stretches; None if it does not stand out.
+    """Return the cost of what held in some of the stretches; None if it does not stand out.
 
     ``saved_ns`` is of each step of the run; ``rare`` and ``meant`` are those of :func:`stands_out`.
     """
@@ -116,42 +144,99 @@ def total_cost(
     }
     if not costs:
         return None
-    costliest = max(costs, key=lambda number: costs[number].ms)
+    costliest = max(costs, key=lambda number: costs[number].ns)
     if len(stretches) == 1:
         # The cost of what strikes now and then is a mean, and so a share of the mean step.
-        step_ms = (whole.mean_step_ns if rare else whole.step_ns) / 1e6
-        ms, lasted = costs[costliest].ms, tuple[VerdictStretch, ...]()
+        step_ns = whole.mean_step_ns if rare else whole.step_ns
+        ns, lasted = costs[costliest].ns, tuple[Stretch, ...]()
     else:
         within = np.logical_or.reduce([stretches[number].steady for number in costs])
-        step_ms = whole.mean_step_ns / 1e6
-        ms, lasted = mean_ms(whole.steady, np.where(within, saved_ns, 0)), _joined(stretches, costs)
-    return TotalCost(ms, gpu_hours_per_day(whole, ms / step_ms), costliest, costs[costliest], lasted)
+        saved_ns = np.where(within, saved_ns, 0)
+        step_ns = whole.mean_step_ns
+        ns, lasted = mean_ns(whole.steady, saved_ns), _joined(stretches, costs)
+    when = occurrence(whole.steps.tolist(), saved_ns[whole.steady])
+    if rare and when.is_rare:
+        when, lasted = struck_steps(whole, saved_ns, when)
+    return TotalCost(ns, gpu_hours_per_day(whole, ns / step_ns), costliest, costs[costliest], when, lasted)
 
 
-def mean_ms(steps: Bool, saved_ns: Int64 | Float64) -> float:
-    return float(saved_ns[steps].mean()) / 1e6
+def struck_steps(work: WorkStatistics, saved_ns: Int64, when: Occurrence) -> tuple[Occurrence, tuple[Stretch, ...]]:
+    """Return the steps that save at least half as much as those of ``when``, which save most of it, with stretches."""
+    saved, steps = saved_ns[work.steady], work.steps
+    struck = np.flatnonzero(saved >= saved[np.isin(steps, when.steps)].mean() / 2).tolist()
+    stretches = tuple(
+        Stretch(int(steps[run.first]), int(steps[run.last]), float(saved[run.first : run.last + 1].mean()))
+        for run in runs_of(struck)
+    )
+    in_all = Occurrence(tuple(steps[struck].tolist()), when.total_ns, when.num_steps)
+    return in_all if in_all.is_rare else when, stretches
 
 
-def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, StragglerCost]) -> tuple[VerdictStretch, ...]:
+def finding_of(
+    place: str,
+    cause: str,
+    who: str,
+    cost: TotalCost,
+    *,
+    evidence: str,
+    advice: str,
+    members: tuple[Member, ...] = (),
+    norm: Norm = "",
+    is_bound: bool = False,
+) -> Finding:
+    """Return what slows the job, with its cost; the time of day and the share of the step are known to the caller."""
+    ranks = tuple(member.rank for member in members)
+    return Finding(
+        id=finding_id(SLOW, place, cause, ranks),
+        kind=SLOW,
+        place=place,
+        cause=cause,
+        who=who,
+        ranks=ranks,
+        hosts=hosts_of(members, cause),
+        members=members,
+        stretches=cost.stretches,
+        since_step=cost.since_step,
+        cost_ns=cost.ns,
+        cost_is_bound=is_bound,
+        gpu_hours_per_day=cost.gpu_hours_per_day,
+        persistence=cost.cost.persistence,
+        norm=norm,
+        sigmas=cost.cost.sigmas,
+        evidence=evidence,
+        advice=advice,
+    )
+
+
+def whole_cost(work: WorkStatistics, cost: StragglerCost) -> TotalCost:
+    """Return the cost of what was looked for in all steps at once."""
+    return TotalCost(cost.ns, gpu_hours_per_day(work, cost.share), 0, cost, cost.when)
+
+
+def mean_ns(steps: Bool, saved_ns: Int64 | Float64) -> float:
+    return float(saved_ns[steps].mean())
+
+
+def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, StragglerCost]) -> tuple[Stretch, ...]:
     """Join consecutive stretches of about the same cost."""
-    joined: list[VerdictStretch] = []
+    joined: list[Stretch] = []
     for number in sorted(costs):
         work, cost = stretches[number], costs[number]
-        own = VerdictStretch(int(work.steps[0]), int(work.steps[-1]), cost.ms)
+        own = Stretch(int(work.steps[0]), int(work.steps[-1]), cost.ns)
         before = joined[-1] if joined else None
         if before is not None and _follow(work.of_steps.steps, before, own) and _cost_alike(before, own):
             length, more = before.last - before.first + 1, own.last - own.first + 1
-            cost_ms = (length * before.cost_ms_per_step + more * own.cost_ms_per_step) / (length + more)
-            joined[-1] = VerdictStretch(before.first, own.last, cost_ms)
+            cost_ns = (length * before.cost_ns + more * own.cost_ns) / (length + more)
+            joined[-1] = Stretch(before.first, own.last, cost_ns)
         else:
             joined.append(own)
     return tuple(joined)
 
 
-def _follow(steps: Int64, before: VerdictStretch, own: VerdictStretch) -> bool:
+def _follow(steps: Int64, before: Stretch, own: Stretch) -> bool:
     return not ((steps > before.last) & (steps < own.first)).any()
 
 
-def _cost_alike(one: VerdictStretch, other: VerdictStretch) -> bool:
-    most = max(one.cost_ms_per_step, other.cost_ms_per_step)
-    return abs(one.cost_ms_per_step - other.cost_ms_per_step) <= ALIKE * most
+def _cost_alike(one: Stretch, other: Stretch) -> bool:
+    most = max(one.cost_ns, other.cost_ns)
+    return abs(one.cost_ns - other.cost_ns) <= ALIKE * most

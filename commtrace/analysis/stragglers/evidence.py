@@ -284,7 +284,7 @@ def _typical_of_others(others: Sequence[Sequence[DeviceState]], field: str) -> f
     return float(median(values)) if values else None
 
 
-_COMPARED_WITH: Final = {
+_COMPARED_WITH: Final[Mapping[str, str]] = {
     PAST: "the ranks that do the same work and are as fast as before",
     BASELINE: "the ranks that do the same work and are as fast as in the baseline",
     FASTEST: "the fastest ranks that do the same work",

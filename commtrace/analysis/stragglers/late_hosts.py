@@ -17,7 +17,7 @@ import numpy as np
 from commtrace.analysis.replay.scenarios import PromptLaunches, Replay, Scenario
 from commtrace.analysis.replay.segments import BETWEEN
 from commtrace.analysis.statistics import Float64
-from commtrace.analysis.stragglers.costs import cost_of, gpu_hours_per_day, stands_out
+from commtrace.analysis.stragglers.costs import cost_of, finding_of, stands_out, whole_cost
 from commtrace.analysis.stragglers.limits import (
     LATE_IN_STEPS,
     LATER_THAN_OTHERS,
@@ -26,9 +26,9 @@ from commtrace.analysis.stragglers.limits import (
     MOST_OF_EXCESS,
     MOST_OF_PHASE,
 )
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import PHASES, WorkStatistics
 from commtrace.findings.causes import CAUSES, JOB, advice
+from commtrace.findings.finding import Finding
 from commtrace.trace.spans import Bool
 
 LATE: Final = "host"
@@ -110,8 +110,8 @@ def _slow_phase(work: WorkStatistics, rank: int) -> str:
     return next((phase for phase, ns in excess.items() if 0 < MOST_OF_PHASE * sum(excess.values()) <= ns), "")
 
 
-def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> Verdict | None:
-    """Return the verdict on a job whose typical device waits for its host, whether or not ranks are slow beside others.
+def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> Finding | None:
+    """Return the finding on a job whose typical device waits for its host, whether or not ranks are slow beside others.
 
     What lies between phases costs what a replay without it saves, on top of the scenario ``normal``. How long devices
     do nothing inside of phases is not known: where only that is much, the cost is an upper bound.
@@ -130,37 +130,33 @@ def launch_bound_job(work: WorkStatistics, replay: Replay, normal: Scenario) -> 
     cost = gaps if has_gaps else most
     if not stands_out(work, cost):
         return None
-    return Verdict(
-        rank=-1,
-        host="",
-        place=JOB,
-        cause=LATE,
-        who="launch-bound work",
-        cost_ms_per_step=cost.ms,
-        gpu_hours_per_day=gpu_hours_per_day(work, cost.share),
-        persistence=cost.persistence,
-        evidence=_evidence_of_job(work, float(np.median(share)), most.ms - gaps.ms if has_gaps else None),
-        next_step=advice(LATE, 0, JOB),
-        since_step=cost.first_step,
-        cost_is_bound=not has_gaps,
+    more_ns = most.ns - gaps.ns if has_gaps else None
+    return finding_of(
+        JOB,
+        LATE,
+        "launch-bound work",
+        whole_cost(work, cost),
+        evidence=_evidence_of_job(work, float(np.median(share)), more_ns),
+        advice=advice(LATE, 0, JOB),
+        is_bound=not has_gaps,
     )
 
 
-def is_launch_bound_job(verdict: Verdict) -> bool:
-    """Return whether a verdict is that of :func:`launch_bound_job`: no rank is slow beside others."""
-    return verdict.cause == LATE and verdict.place == JOB
+def is_launch_bound_job(finding: Finding) -> bool:
+    """Return whether a finding is that of :func:`launch_bound_job`: no rank is slow beside others."""
+    return finding.cause == LATE and finding.place == JOB
 
 
-def _evidence_of_job(work: WorkStatistics, share: float, more_ms: float | None) -> str:
-    """Return the evidence; ``more_ms`` is the most that is lost inside of phases, if the cost is that of gaps."""
+def _evidence_of_job(work: WorkStatistics, share: float, more_ns: float | None) -> str:
+    """Return the evidence; ``more_ns`` is the most that is lost inside of phases, if the cost is that of gaps."""
     shares = [(name, part) for name, part in _shares_of_phases(work) if part >= LAUNCH_BOUND_GAPS]
     phases = ", ".join(f"{part:.0%} of the {name}" for name, part in shares)
     evidence = f"Launch-bound: the typical device waited for its host in {share:.0%} of its work"
     evidence += f" ({phases}). " if phases else ". "
-    if more_ms is None:
+    if more_ns is None:
         return evidence + "How much of that time it did nothing is not known: the cost is an upper bound."
     evidence += "The cost is that of gaps before phases, in no span, after which nothing was queued"
-    most = f"; inside of phases it is at most {more_ms:.1f} ms per step more" if more_ms >= 0.05 else ""
+    most = f"; inside of phases it is at most {more_ns / 1e6:.1f} ms per step more" if more_ns >= 50_000 else ""
     return f"{evidence}{most}."
 
 

@@ -2,26 +2,29 @@
 
 The steps are replayed several times, each time with one more thing ideal; each difference is the cost of that thing.
 
->>> lost = lost_time(statistics, replay.replay(scenarios_of_lost_time(statistics)), verdicts)  # doctest: +SKIP
+>>> lost = lost_time(statistics, replay.replay(scenarios_of_lost_time(statistics)), slow)  # doctest: +SKIP
 >>> lost.steps_ns - lost.ideal_ns == sum(lost.costs_ns().values())  # doctest: +SKIP
 True
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
 
+from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.keys import sort_groups
 from commtrace.analysis.replay.ideal import equal_stages
+from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.replay.scenarios import (
     MEASURED,
     IdealWork,
     NoTransfers,
+    Replay,
     ReplayedSteps,
     Scenario,
     WithoutPauses,
@@ -29,9 +32,10 @@ from commtrace.analysis.replay.scenarios import (
 from commtrace.analysis.replay.step_statistics import StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.stragglers.late_hosts import is_launch_bound_job
-from commtrace.analysis.stragglers.verdict import Verdict
-from commtrace.findings.causes import CAUSES, DATA, PAUSES
+from commtrace.findings.causes import CAUSES, DATA, JOB, OF_DIVISION, PART_OF_LOSS, PAUSES, advice
+from commtrace.findings.finding import LOST, Finding, finding_id
 from commtrace.trace.json_values import JsonObject
+from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
 
@@ -43,26 +47,26 @@ class LostTime:
     gpus: int | None  # of the job; None if it did not run on GPUs
     steps_ns: int  # the whole
     ideal_ns: int  # work of the mean rank if the same work took as long as on the quicker ranks
-    stragglers_ns: int  # cost of the verdicts on slow ranks
+    stragglers_ns: int  # cost of the findings on slow ranks
     imbalance_ns: int  # other differences in the same work: uneven stages and sequences, scatter
     exposed_communication_ns: int
     bubble_ns: int  # waiting of equal stages that is due to the schedule of a pipeline
     input_ns: int
     rest_ns: int  # garbage collection, checkpoints, evaluation, launches, and what the replay does not see
-    # How much of it the cost of each verdict is, in their order: with what is left of the parts, the time beyond the
+    # How much of it the cost of each finding is, in their order: with what is left of the parts, the time beyond the
     # ideal. Not in the JSON.
-    of_verdicts: tuple[int, ...] = field(default=(), kw_only=True)
+    of_findings: tuple[int, ...] = field(default=(), kw_only=True)
 
     def costs_ns(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in _COSTS}
 
     def plus(self, other: LostTime) -> LostTime:
-        """Return the sum of two parts of one job, whose verdicts differ."""
+        """Return the sum of two parts of one job, whose findings differ."""
         names = ("num_steps", "steps_ns", "ideal_ns", *_COSTS)
         return LostTime(gpus=self.gpus, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def to_json(self) -> JsonObject:
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "of_verdicts"}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "of_findings"}
 
 
 _COSTS: Final = (
@@ -86,7 +90,7 @@ def scenarios_of_lost_time(statistics: StepStatistics) -> tuple[Scenario, ...]:
 
 
 def lost_time(
-    statistics: StepStatistics, replayed: ReplayedSteps, verdicts: Sequence[Verdict], gpus: int | None = None
+    statistics: StepStatistics, replayed: ReplayedSteps, slow: Sequence[Finding], gpus: int | None = None
 ) -> LostTime:
     """Divide the time of steps, whose clocks agree, by cause.
 
@@ -111,20 +115,42 @@ def lost_time(
         + (0 if is_pipeline else waiting),
     }
     # Work that takes long on all ranks counts as ideal, whatever it waits for.
-    causes = [CAUSES[verdict.cause] for verdict in verdicts]
-    costs_ns = [
-        0 if is_launch_bound_job(verdict) else round(verdict.cost_ms_per_step * 1e6 * num_steps) for verdict in verdicts
-    ]
-    of_verdicts, stragglers_ns = [0] * len(verdicts), 0
+    causes = [CAUSES[finding.cause] for finding in slow]
+    costs_ns = [0 if is_launch_bound_job(finding) else round((finding.cost_ns or 0.0) * num_steps) for finding in slow]
+    of_findings, stragglers_ns = [0] * len(slow), 0
     for part, part_ns in parts.items():
         sharing = [number for number, cause in enumerate(causes) if cause.part == part]
         for number, share_ns in zip(sharing, _shares([costs_ns[each] for each in sharing], part_ns), strict=True):
-            of_verdicts[number] = share_ns
-    for cause, ns in zip(causes, of_verdicts, strict=True):
+            of_findings[number] = share_ns
+    for cause, ns in zip(causes, of_findings, strict=True):
         if cause.mended_at != "division":  # the cost of these stays in the imbalance
             parts[cause.part] -= ns
             stragglers_ns += ns
-    return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_verdicts=tuple(of_verdicts))
+    return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_findings=tuple(of_findings))
+
+
+def lost_time_of_steps(run: Run, observed: ObservedProgram, slow: Sequence[Finding]) -> LostTime:
+    """Divide the time of steps that are in memory, whose clocks agree; ``observed`` are those of ``run``."""
+    _, steps, statistics = observed
+    replayed = Replay.of(steps, statistics).replay(scenarios_of_lost_time(statistics))
+    return lost_time(statistics, replayed, slow, run.world_size if on_gpu(run) else None)
+
+
+def lost_findings(lost: LostTime, slow: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the parts of lost time without what the findings ``slow``, with which it was divided, take of them."""
+    of_division = sum(ns for finding, ns in zip(slow, lost.of_findings, strict=True) if finding.cause in OF_DIVISION)
+    for cause, name in PART_OF_LOSS.items():
+        part_ns = (getattr(lost, name) - (of_division if name == "imbalance_ns" else 0)) / lost.num_steps
+        yield Finding(
+            id=finding_id(LOST, JOB, cause),
+            kind=LOST,
+            place=JOB,
+            cause=cause,
+            cost_ns=part_ns,
+            share=part_ns * lost.num_steps / lost.steps_ns if lost.steps_ns else None,
+            part_ns=part_ns,
+            advice=advice(cause, 0, JOB),
+        )
 
 
 def _shares(costs_ns: Sequence[int], part_ns: int) -> list[int]:

@@ -17,7 +17,7 @@ from commtrace.analysis.replay.ideal import mean_work
 from commtrace.analysis.replay.scenarios import EqualMicrobatches, LongMicrobatches, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.statistics import Float64, grouped_median
-from commtrace.analysis.stragglers.costs import cost_of, gpu_hours_per_day, stands_out
+from commtrace.analysis.stragglers.costs import cost_of, finding_of, stands_out, whole_cost
 from commtrace.analysis.stragglers.limits import (
     FAR_LONGER,
     FEW_MICROBATCHES,
@@ -28,9 +28,9 @@ from commtrace.analysis.stragglers.limits import (
     MOST_OF_EXCESS,
     SCATTER_OF_MICROBATCHES,
 )
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import JOB, advice
+from commtrace.findings.finding import Finding
 from commtrace.findings.formatting import format_ranks, format_spread
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
@@ -189,8 +189,8 @@ def format_replicas(replica_of: Mapping[int, int], ranks: Sequence[int]) -> str:
     return f"data-parallel replica{'s' * (len(places) > 1)} {numbers} ({format_ranks(ranks)})"
 
 
-def uneven_sequences(work: WorkStatistics, replay: Replay) -> Verdict | None:
-    """Return the verdict on microbatches whose forwards and backwards are long together, on changing ranks."""
+def uneven_sequences(work: WorkStatistics, replay: Replay) -> Finding | None:
+    """Return the finding on microbatches whose forwards and backwards are long together, on changing ranks."""
     forward, backward = _microbatch_times(work)
     if len(forward) < FEWEST_MICROBATCHES:
         return None
@@ -207,18 +207,8 @@ def uneven_sequences(work: WorkStatistics, replay: Replay) -> Verdict | None:
     )
     if not stands_out(work, cost):
         return None
-    return Verdict(
-        rank=-1,
-        host="",
-        place=JOB,
-        cause=SEQUENCES,
-        who="changing ranks",
-        cost_ms_per_step=cost.ms,
-        gpu_hours_per_day=gpu_hours_per_day(work, cost.share),
-        persistence=cost.persistence,
-        evidence=evidence,
-        next_step=advice(SEQUENCES, 0),
-        since_step=cost.first_step,
+    return finding_of(
+        JOB, SEQUENCES, "changing ranks", whole_cost(work, cost), evidence=evidence, advice=advice(SEQUENCES, 0)
     )
 
 

@@ -15,16 +15,17 @@ import numpy.typing as npt
 from commtrace.analysis.replay.step_statistics import LinkTraffic
 from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.limits import FEWEST_FOR_SCATTER, Limits
+from commtrace.findings.finding import Norm
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
 
-MAJORITY: Final = "majority"
-PAST: Final = "past"
-BASELINE: Final = "baseline"
-FASTEST: Final = "fastest"
-UNKNOWN: Final = ""
+MAJORITY: Final[Norm] = "majority"
+PAST: Final[Norm] = "past"
+BASELINE: Final[Norm] = "baseline"
+FASTEST: Final[Norm] = "fastest"
+UNKNOWN: Final[Norm] = ""
 
 
 class Usual(NamedTuple):
@@ -32,7 +33,7 @@ class Usual(NamedTuple):
 
     quickest_ns: Mapping[int, float] = {}  # by stage, work of its quickest rank per step in forward and backward
     transfer_ns: Mapping[LinkTraffic, float] = {}  # typical transfers
-    by: str = BASELINE  # or PAST
+    by: Norm = BASELINE  # or PAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Work:
     error_ns: Float64  # standard error of ``total_ns``
     scale_ns: Float64  # the whole that shares refer to
     before_ns: Float64 | None = None  # when the job was healthy; NaN if unknown
-    before_by: str = PAST  # or BASELINE
+    before_by: Norm = PAST  # or BASELINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Judged:
     excess_ns: Float64
     limit_ns: Float64  # excess beyond which a rank is slow
     is_normal: Bool  # its work makes the norm
-    norm_source: tuple[str, ...]  # the source of normal: MAJORITY, PAST, BASELINE, FASTEST or UNKNOWN
+    norm_source: tuple[Norm, ...]  # the source of normal: MAJORITY, PAST, BASELINE, FASTEST or UNKNOWN
     undecided: tuple[str, ...]  # sentences on classes without a norm, with what would help
 
     @property
@@ -140,7 +141,7 @@ def _clusters(work: Work, rows: Int64, limits: Limits) -> list[Int64]:
     return list(np.split(ordered, np.flatnonzero(np.diff(work.total_ns[ordered]) > allowed) + 1))
 
 
-def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tuple[int, str] | None:
+def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tuple[int, Norm] | None:
     if len(clusters) == 1:
         return 0, MAJORITY
     sizes = [len(cluster) for cluster in clusters]

@@ -1,32 +1,32 @@
 """Compute everything that ``commtrace straggler`` prints.
 
->>> report_of_steps(open_run("commtrace-runs/my-run")).findings.verdicts  # doctest: +SKIP
+>>> report_of_steps(open_run("commtrace-runs/my-run")).judgement.slow  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import recorded_steps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
-from commtrace.analysis.stragglers.list_of_findings import NO_STEPS, list_findings, with_reasons
+from commtrace.analysis.stragglers.list_of_findings import NO_STEPS, with_reasons
 from commtrace.analysis.stragglers.search import (
-    Findings,
+    Judgement,
     judge_stragglers,
     measure_stragglers,
     measure_work,
 )
-from commtrace.analysis.stragglers.verdict import on_gpu
-from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
+from commtrace.analysis.windows.run import ALONE, OpenedRun, Workers, open_run
 from commtrace.errors import CommtraceError
 from commtrace.findings.finding import Finding
 from commtrace.findings.nodes import exclude_nodes
@@ -35,9 +35,10 @@ from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.run import Run
 
 
-class NodesOfVerdict(NamedTuple):
-    """The nodes of the ranks that a verdict names."""
+class NodesOfFinding(NamedTuple):
+    """The nodes of the ranks that a finding names."""
 
+    finding: str  # its id
     devices: tuple[str, ...]  # of ranks whose device is known, ``rank 3: GPU-…``
     exclude_nodes: str  # a command, or advice, that keeps these nodes out of the next job
 
@@ -52,15 +53,13 @@ class StragglerReport:
     problems: tuple[str, ...]  # of the run's files, in sentences
     slowdown: WhatIf
     on_gpu: bool
-    findings: Findings
-    listed: tuple[Finding, ...]  # the verdicts, costliest first, then what could not be judged
-    nodes: tuple[NodesOfVerdict, ...]  # of each verdict
+    judgement: Judgement
+    nodes: tuple[NodesOfFinding, ...]  # of each that is slow
     repeated_steps: tuple[RepeatedStep, ...]
     awaited: tuple[AwaitedRank, ...]  # longest first
 
     def to_json(self) -> JsonObject:
         """Return the output of ``--json`` (docs/json/straggler.schema.json)."""
-        findings = self.findings
         return {
             "run": self.run,
             "attempt": self.attempt,
@@ -69,21 +68,17 @@ class StragglerReport:
             **self.slowdown.to_json(),
             "steps": len(self.slowdown.by_step),
             "on_gpu": self.on_gpu,
-            "verdicts": [
-                {**verdict.to_json(), "devices": nodes.devices, "exclude_nodes": nodes.exclude_nodes}
-                for verdict, nodes in zip(findings.verdicts, self.nodes, strict=True)
-            ],
-            "together_ms_per_step": findings.together_ms_per_step,
-            "waited_for": findings.waited_for,
+            "together_ns": self.judgement.together_ns,
+            "waited_for": self.judgement.waited_for,
             "repeated_steps": to_json(self.repeated_steps),
             "awaited": to_json(self.awaited),
-            "abstentions": findings.abstentions,
-            "findings": to_json(self.listed),
+            "findings": to_json(self.judgement.findings),
+            "nodes": to_json(self.nodes),
         }
 
 
 def report_of_steps(
-    run: WholeRun | LargeRun, baseline: HealthyRun | None = None, slowdown: Callable[[Run], WhatIf] | None = None
+    run: OpenedRun, baseline: HealthyRun | None = None, slowdown: Callable[[Run], WhatIf] | None = None
 ) -> StragglerReport:
     """Find the stragglers of a job, and replay the job without them.
 
@@ -94,8 +89,8 @@ def report_of_steps(
         CommtraceError: no step was recorded in full, only kernels were, or the steps cannot be replayed.
     """
     path = run.recorded.path
-    if slowdown is not None and isinstance(run, LargeRun):
-        run = WholeRun(analyse(path))
+    if slowdown is not None and not run.is_in_memory:
+        run = OpenedRun.of(analyse(path))
     if not run.steps.used:
         raise CommtraceError(f"{path}: {NO_STEPS}")
     measured = run.measure(measure_stragglers)
@@ -110,8 +105,8 @@ def report_of_steps(
         gain = what_if(run.aligned, work.steps, replay)
     else:
         raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
-    findings = judge_stragglers(run.aligned, work, replay, baseline=baseline)
-    listed = list_findings(findings.verdicts, findings.abstentions)
+    judgement = judge_stragglers(run.aligned, work, replay, baseline=baseline)
+    longest = measured.result.awaited.longest(names_ranks=not judgement.are_too_few_steps)
     return StragglerReport(
         run=recorded.any_metadata.run_id,
         attempt=recorded.any_metadata.attempt,
@@ -119,11 +114,10 @@ def report_of_steps(
         problems=recorded.problems,
         slowdown=gain,
         on_gpu=on_gpu(recorded),
-        findings=findings,
-        listed=listed,
-        nodes=tuple(_nodes(recorded, verdict.ranks) for verdict in findings.verdicts),
+        judgement=judgement,
+        nodes=tuple(_nodes(recorded, finding) for finding in judgement.slow),
         repeated_steps=tuple(_repeated(recorded)),
-        awaited=with_reasons(measured.result.awaited.longest(names_ranks=not findings.are_too_few_steps), listed),
+        awaited=with_reasons(longest, judgement.slow),
     )
 
 
@@ -142,9 +136,10 @@ def _repeated(recorded: Run) -> list[RepeatedStep]:
     return [step for step in repeated_steps(launches) if step.step in own]
 
 
-def _nodes(run: Run, ranks: Sequence[int]) -> NodesOfVerdict:
-    known = [run.ranks[rank].metadata for rank in ranks if rank in run.ranks]
-    return NodesOfVerdict(
+def _nodes(run: Run, finding: Finding) -> NodesOfFinding:
+    known = [run.ranks[rank].metadata for rank in finding.ranks if rank in run.ranks]
+    return NodesOfFinding(
+        finding.id,
         tuple(f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid),
         exclude_nodes(known, (trace.metadata for trace in run.ranks.values())),
     )

@@ -2,7 +2,7 @@
 
 A rank that waits for a slow one is never named: waiting is no duration in a replay.
 
->>> find_stragglers(run, matches).verdicts[0].evidence  # doctest: +SKIP
+>>> find_stragglers(run, matches).slow[0].evidence  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from commtrace.analysis.breakdown.states import REPLAY
 from commtrace.analysis.chain import Analysis
@@ -22,8 +23,9 @@ from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.matching.stages import are_told, not_told
 from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program
-from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
+from commtrace.analysis.replay.observed_steps import ObservedProgram
+from commtrace.analysis.replay.program import Program
+from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.replay.step_bounds import NOT_IN_ORDER
 from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals, most_waited_for
@@ -36,8 +38,9 @@ from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_ranks import common_change, judge_stretches
 from commtrace.analysis.stragglers.slow_sets import SlowSets, judge_sets
 from commtrace.analysis.stragglers.uneven_stages import UnevenStages, uneven_stages
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
+from commtrace.findings.causes import JOB, RANKS
+from commtrace.findings.finding import Finding, not_judged, ranked
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -61,15 +64,25 @@ _MUCH_REPLAYED: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """Verdicts on stragglers, and what could not be judged."""
+class Judgement:
+    """What slows the steps of a run, and what could not be judged."""
 
-    verdicts: tuple[Verdict, ...] = ()  # costliest first
-    abstentions: tuple[str, ...] = ()  # sentences that name the missing signal
+    slow: tuple[Finding, ...] = ()  # costliest first
+    not_judged: tuple[Finding, ...] = ()  # with the missing signal as evidence
     replay_error: float = float("nan")  # median difference of replayed and measured steps, as a share
-    together_ms_per_step: float = 0.0  # saved without everything that is named
-    waited_for: str = ""  # without verdicts: the rank that others waited for most, and why it is no straggler
+    together_ns: float = 0.0  # saved in a step without everything that is slow
+    waited_for: str = ""  # if nothing is slow: the rank that others waited for most, and why it is no straggler
     are_too_few_steps: bool = False  # of the steps to name anybody, in whatever sentence
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return both in one list."""
+        return ranked([*self.slow, *self.not_judged])
+
+    @classmethod
+    def without(cls, why: str, replay_error: float = float("nan"), place: str = RANKS) -> Judgement:
+        """Return that nothing could be judged; ``why`` is a sentence."""
+        return cls(not_judged=(not_judged(place, why),), replay_error=replay_error)
 
 
 class ReplayedShare(NamedTuple):
@@ -151,17 +164,17 @@ def find_stragglers(
     run: Run,
     matches: Matches,
     thresholds: Thresholds | None = None,
-    program: Program | None = None,
+    observed: ObservedProgram | None = None,
     baseline: HealthyRun | None = None,
     around: Run | None = None,
-) -> Findings:
+) -> Judgement:
     """Find stragglers in steps that are in memory, with aligned clocks; ``around`` also has the rows between them."""
     try:
-        program = program or build_program(run, matches)
+        program, steps, statistics = observed or ObservedProgram.of(run, matches, around)
     except ReplayError as error:
         return judge_stragglers(run, MeasuredWork.not_replayed(str(error), matches), None)
-    measured = MeasuredWork.of(run, matches, program, StatisticsParts.of(run, program, around=around))
-    replay = replay_of(run, program, measured.steps) if measured.steps else None
+    measured = MeasuredWork.of(run, matches, program, StatisticsParts((statistics,)))
+    replay = Replay.of(steps, statistics)
     return judge_stragglers(run, measured, replay, thresholds, baseline)
 
 
@@ -177,7 +190,9 @@ def measure_work(analysis: Analysis, numbers: StepNumbers | None = None) -> Meas
     except ReplayError as error:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
     around = analysis.context.run
-    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers, around)
+    parts = StatisticsParts.of(
+        analysis.replayed.run, program, analysis.work, analysis.transfers, around, analysis.observed.step_ns()
+    )
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
     times = analysis.partition
     replayed = ReplayedShare(int(times.total(REPLAY).sum()), int(times.wall_ns.sum()))
@@ -210,98 +225,99 @@ def judge_stragglers(
     replay: Replay | None,
     thresholds: Thresholds | None = None,
     baseline: HealthyRun | None = None,
-) -> Findings:
+) -> Judgement:
     """Find stragglers in measured steps.
 
     Of ``run``, on one clock, only the rows of steps are used. ``replay`` is None if the steps cannot be replayed.
     """
     thresholds = thresholds or Thresholds()
     if len(run.ranks) < 2:
-        return Findings(abstentions=(NO_PEERS,))
+        return Judgement.without(NO_PEERS)
     if measured.steps is None or replay is None:
-        return Findings(abstentions=(f"Stragglers were not looked for: {measured.why_not}",))
+        return Judgement.without(f"Stragglers were not looked for: {measured.why_not}", place=JOB)
     if measured.numbers.are_apart:
-        return Findings(abstentions=(NOT_THE_SAME_STEPS,))
+        return Judgement.without(NOT_THE_SAME_STEPS)
     work = WorkStatistics.of(run, measured.steps, thresholds)
-    abstentions = tuple(_reasons(measured, work))
-    if abstentions:
-        return Findings(abstentions=abstentions, replay_error=work.replay_error)
+    why_not = _why_not_judged(measured, work)
+    if why_not:
+        return Judgement.without(why_not, work.replay_error, JOB)
     has_peers = bool(np.isfinite(work.peers.peer_ns).any())
     if not work.noise_is_known:
         too_few = _too_few_steps(work) if has_peers or not are_told(run) else NO_PEERS
-        return Findings(abstentions=(too_few,), replay_error=work.replay_error, are_too_few_steps=True)
+        return replace(Judgement.without(too_few, work.replay_error), are_too_few_steps=True)
     stretches = judge_stretches(work, baseline.of_ranks(work) if baseline else {})
     sets = judge_sets(work, replay, stretches)
-    undecided = tuple(sentence for one in stretches for sentence in one.undecided)
+    undecided = tuple(not_judged(RANKS, sentence) for one in stretches for sentence in one.undecided)
     usual = baseline.usual if baseline else None
     others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
-    verdicts = sets.verdicts
-    if others.verdicts and any(one.slow for one in stretches):
+    slow = sets.findings
+    if others.findings and any(one.slow for one in stretches):
         # The cost of a rank is hidden where others wait for something else as well, and vice versa.
         beside = judge_sets(work, replay, stretches, others.normal)
-        verdicts = beside.verdicts
+        slow = beside.findings
         if _ranks(beside) > _ranks(sets):
             others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
-    verdicts = [*verdicts, *others.verdicts]
-    together = sets.together_ms + sum(one.cost_ms_per_step for one in others.verdicts if not one.cost_is_bound)
+    together_ns = sets.together_ns + sum(one.cost_ns or 0.0 for one in others.findings if not one.cost_is_bound)
     undecided += others.undecided
     abstentions = tuple(dict.fromkeys(undecided))
     if not are_told(run):
         classes = dict(zip(work.ranks.tolist(), work.stages.tolist(), strict=True))
-        abstentions = (not_told(classes), *abstentions)
-    elif not has_peers and not verdicts:
-        abstentions = (NO_PEERS, *undecided)
-    abstentions = (*_on_missing_ranks(run), *abstentions, *measured.replayed_share.sentences())
-    ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
+        abstentions = (not_judged(RANKS, not_told(classes)), *abstentions)
+    elif not has_peers and not slow and not others.findings:
+        abstentions = (not_judged(RANKS, NO_PEERS), *undecided)
+    replayed = measured.replayed_share.sentences()
+    abstentions = (*_on_missing_ranks(run), *abstentions, *(not_judged(RANKS, sentence) for sentence in replayed))
+    ordered = sorted([*slow, *others.findings], key=lambda finding: -(finding.cost_ns or 0.0))
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""
-        abstentions += tuple(filter(None, changes))
+        abstentions += tuple(not_judged(JOB, sentence) for sentence in changes if sentence)
     # If normal is not known, a comparison with others would be one with the slow.
     waited_for = ""
     if not ordered and not undecided and are_told(run):
         waited_for = most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
-    dated = tuple(_dated(verdict, work) for verdict in ordered)
-    return Findings(dated, abstentions, work.replay_error, together, waited_for)
+    dated = tuple(_dated(finding, work) for finding in ordered)
+    return Judgement(dated, abstentions, work.replay_error, together_ns, waited_for)
 
 
-def _on_missing_ranks(run: Run) -> Iterator[str]:
+def _on_missing_ranks(run: Run) -> Iterator[Finding]:
     missing = set(range(run.world_size)) - set(run.ranks)
     if missing:
         ranks, were = format_ranks(missing), "was" if len(missing) == 1 else "were"
-        yield (
+        yield not_judged(
+            RANKS,
             f"{ranks.capitalize()} {were} not compared: no complete step was recorded there. Costs are lower bounds, "
-            f"as waiting for {ranks} counts as transfer."
+            f"as waiting for {ranks} counts as transfer.",
         )
 
 
-def _dated(verdict: Verdict, work: WorkStatistics) -> Verdict:
+def _dated(finding: Finding, work: WorkStatistics) -> Finding:
     first = int(work.steps[0])
-    step = verdict.since_step if verdict.since_step >= 0 else first
+    step = finding.since_step if finding.since_step >= 0 else first
     stretches = tuple(
-        one._replace(since_ns=step_begin_ns(work.run, one.first), until_ns=step_end_ns(work.run, one.last))
-        for one in verdict.stretches
+        structs.replace(one, since_ns=step_begin_ns(work.run, one.first), until_ns=step_end_ns(work.run, one.last))
+        for one in finding.stretches
     )
-    return replace(
-        verdict,
+    return structs.replace(
+        finding,
         since_step=step,
-        share_of_step=verdict.cost_ms_per_step * 1e6 / work.mean_step_ns,
-        first_compared_step=first,
+        share=(finding.cost_ns or 0.0) / work.mean_step_ns,
+        since_first_compared=step == first,
         since_ns=step_begin_ns(work.run, step),
         stretches=stretches,
     )
 
 
 class OfNoSingleRank(NamedTuple):
-    """Verdicts on stages, sequences and links, and the scenario without them."""
+    """Findings on stages, sequences and links, and the scenario without them."""
 
-    verdicts: list[Verdict]
+    findings: list[Finding]
     normal: Scenario
-    undecided: tuple[str, ...]  # sentences
+    undecided: tuple[Finding, ...]
     healthy: Usual  # of the stages and links that are not slow
 
 
 def _ranks(sets: SlowSets) -> set[int]:
-    return {rank for one in sets.verdicts for rank in one.ranks}
+    return {rank for one in sets.findings for rank in one.ranks}
 
 
 def of_no_single_rank(
@@ -328,9 +344,9 @@ def of_no_single_rank(
     links = slow_links(work, replay, normal_ranks + stages.normal, slow, is_cut=is_cut, usual=usual)
     normal = normal_ranks + stages.normal + links.normal
     of_job = filter(None, (sequences, launch_bound_job(work, replay, normal)))
-    verdicts = [*stages.verdicts, *of_job, *links.verdicts]
+    findings = [*stages.findings, *of_job, *links.findings]
     healthy = Usual(stages.healthy_ns, links.healthy_ns)
-    return OfNoSingleRank(verdicts, stages.normal + links.normal, stages.undecided + links.undecided, healthy)
+    return OfNoSingleRank(findings, stages.normal + links.normal, stages.undecided + links.undecided, healthy)
 
 
 def _too_few_steps(work: WorkStatistics) -> str:
@@ -342,14 +358,15 @@ def _too_few_steps(work: WorkStatistics) -> str:
     )
 
 
-def _reasons(measured: MeasuredWork, work: WorkStatistics) -> Iterator[str]:
+def _why_not_judged(measured: MeasuredWork, work: WorkStatistics) -> str:
     if not measured.clocks_agree:
-        yield (
+        return (
             "Stragglers were not looked for: the clocks of the hosts could not be aligned, so waiting between hosts is "
             "unknown."
         )
-    elif work.replay_error > work.thresholds.replay_error:
-        yield (
+    if work.replay_error > work.thresholds.replay_error:
+        return (
             f"Stragglers were not looked for: the replayed steps differ from the measured ones by "
             f"{work.replay_error:.0%}; spans are missing or the clocks disagree."
         )
+    return ""

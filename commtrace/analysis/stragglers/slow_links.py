@@ -11,13 +11,23 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
 from commtrace.analysis.replay.step_statistics import LinkTraffic, TransferLink, TransferTable
-from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
+from commtrace.analysis.statistics import MAD_TO_SIGMA, MEDIAN_DISTANCE, Float64, grouped_median, nan_median
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
-from commtrace.analysis.stragglers.costs import TotalCost, cost_of, stands_out, total_cost
+from commtrace.analysis.stragglers.costs import (
+    TotalCost,
+    cost_of,
+    finding_of,
+    makes_steps_long,
+    stands_out,
+    struck_steps,
+    total_cost,
+    whole_cost,
+)
 from commtrace.analysis.stragglers.limits import (
     ALIKE,
     FAST_PERCENTILE,
@@ -25,11 +35,13 @@ from commtrace.analysis.stragglers.limits import (
     LINKS,
     MOST_OF_STEP,
     SHARE_OF_HOST,
+    STRUCK,
 )
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
-from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
+from commtrace.analysis.stragglers.strikes import not_by_chance, runs_of
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import LINK, NETWORK, RANKS, advice
+from commtrace.findings.finding import Finding, Member, Norm, not_judged
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
@@ -92,6 +104,9 @@ class LinkTransfers:
         return np.asarray(medians.reshape(-1, count)[:, steps])
 
 
+_OFTEN: Final = 0.5
+"""Share of consecutive steps, in each of which some link is slow, in which a link must be."""
+
 _CAUSE: Final = "communication"
 _NORMAL: Final = {
     PAST: "as in the steps in which they were fast",
@@ -101,11 +116,11 @@ _ELSEWHERE: Final = "as the same ones elsewhere"
 
 
 class SlowLinks(NamedTuple):
-    """Verdicts, costliest first, and the scenario without them."""
+    """Findings, costliest first, and the scenario without them."""
 
-    verdicts: list[Verdict]
+    findings: list[Finding]
     normal: Scenario = MEASURED
-    undecided: tuple[str, ...] = ()  # sentences
+    undecided: tuple[Finding, ...] = ()
     healthy_ns: Mapping[LinkTraffic, float] = {}  # typical transfers over links that are not slow in the last stretch
 
 
@@ -119,7 +134,7 @@ class _Links:
     normal_ns: Float64  # NaN if unknown
     is_slow: Bool
     is_known: Bool  # ``is_slow`` is certain; not for a link without a past if other links are judged by theirs
-    norm_source: tuple[str, ...]
+    norm_source: tuple[Norm, ...]
 
 
 class _SlowStretch(NamedTuple):
@@ -157,22 +172,78 @@ def slow_links(
     everything = [part for own in parts.values() for part in own]
     mended = [[part for part in everything if part not in own] for own in ([], *parts.values())] if parts else []
     times = replay.steps_ns([others + _normal_links(found, left) for left in mended])
-    verdicts: list[Verdict] = []
+    findings: list[Finding] = []
     named: list[_SlowStretch] = []
     for own, without_others in zip(parts.values(), times[1:], strict=True):
         saved = without_others - times[0]
         cost = total_cost(work, [one.work for one in found], [part.stretch for part in own], saved)
         if cost is not None:
             costliest = next(part for part in own if part.stretch == cost.costliest)
-            verdicts.append(_verdict(transfers, found[costliest.stretch], costliest.suspicion, cost))
+            findings.append(_finding(transfers, found[costliest.stretch], costliest.suspicion, cost))
             named += own
-    if not named:
+    normal = _normal_links(found, named)
+    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks)
+    findings += [one.finding for one in in_few_steps]
+    normal += Scenario(transfers=tuple(one.rule for one in in_few_steps))
+    if not findings:
         unknown = np.isnan(usual_ns) | (usual.by == PAST)
         said = _most_links(replay, others, transfers, found[0], unknown)
         said = said or _most_of_step(replay, others, transfers, found[0], unknown)
-        return SlowLinks([], undecided=(said,) if said else (), healthy_ns=healthy_ns)
-    ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    return SlowLinks(ordered, _normal_links(found, named), healthy_ns=healthy_ns)
+        return SlowLinks([], undecided=(not_judged(LINK, said),) if said else (), healthy_ns=healthy_ns)
+    ordered = sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0))
+    return SlowLinks(ordered, normal, healthy_ns=healthy_ns)
+
+
+class _FewSteps(NamedTuple):
+    """Links that are slow in a few steps, and the rule by which they are not."""
+
+    finding: Finding
+    rule: NormalLinks
+
+
+def _slow_in_few_steps(
+    work: WorkStatistics,
+    replay: Replay,
+    others: Scenario,
+    transfers: LinkTransfers,
+    found: Sequence[_Links],
+    slow_ranks: Collection[int],
+) -> list[_FewSteps]:
+    """Find the links that are slow in a few steps only; those that ``found`` calls slow are not looked at."""
+    if not work.noise_is_known:
+        return []
+    per_step = transfers.per_step_ns(work.steady)
+    typical = nan_median(per_step)
+    touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
+    is_known = np.isfinite(typical) & ~touches_slow & ~np.logical_or.reduce([links.is_slow for links in found])
+    scatter = MAD_TO_SIGMA * nan_median(np.abs(per_step - typical[:, np.newaxis]))
+    least = np.maximum((1 + LINKS.share) * typical, typical + STRUCK * scatter)
+    is_struck = is_known[:, np.newaxis] & (np.nan_to_num(per_step) > np.nan_to_num(least)[:, np.newaxis])
+    steps: dict[Suspicion, set[int]] = {}
+    for first, last in runs_of(np.flatnonzero(is_struck.any(axis=0)).tolist()):
+        is_slow = is_struck[:, first : last + 1].mean(axis=1) >= _OFTEN
+        for suspicion in suspicions_of(work.run, transfers.links, is_known, is_slow):
+            struck = is_struck[sorted(suspicion.rows)].any(axis=0)
+            steps.setdefault(suspicion, set()).update(np.flatnonzero(struck[first : last + 1]) + first)
+    num_links = len({frozenset(link.ranks) for link in transfers.links})
+    slow = []
+    for suspicion, at in not_by_chance(steps, num_links, work.num_steps).items():
+        chosen = np.zeros(len(work.steady), np.bool_)
+        chosen[np.flatnonzero(work.steady)[list(at)]] = True
+        ns = np.nan_to_num(nan_median(per_step[:, list(at)]))
+        rows = sorted(suspicion.rows)
+        links = _Links(work.within(chosen), ns, is_known, typical, is_known, is_known, (PAST,) * len(ns))
+        ratio, normal_ns = np.ones(len(ns)), np.zeros(len(ns))
+        ratio[rows], normal_ns[rows] = typical[rows] / np.maximum(ns[rows], 1.0), typical[rows]
+        rule = NormalLinks(chosen, ratio, normal_ns)
+        saved_ns = replay.saved_ns(Scenario(transfers=(rule,)), others)
+        cost = cost_of(work, saved_ns, rare=True)
+        if makes_steps_long(work, cost):
+            when, stretches = struck_steps(work, saved_ns, cost.when)
+            total = whole_cost(work, cost)._replace(when=when, stretches=stretches)
+            named = _finding(transfers, links, suspicion, total)
+            slow.append(_FewSteps(replace_fields(named, occurrence=when), rule))
+    return slow
 
 
 def _healthy(transfers: LinkTransfers, found: _Links) -> dict[LinkTraffic, float]:
@@ -199,7 +270,7 @@ def _judge_stretches(
     transfers: LinkTransfers,
     slow_ranks: Collection[int],
     usual: Float64,
-    usual_by: str,
+    usual_by: Norm,
     *,
     is_cut: bool,
 ) -> list[_Links]:
@@ -225,7 +296,7 @@ def _judge_each(
 
 
 def _judge(
-    work: WorkStatistics, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, usual_by: str
+    work: WorkStatistics, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, usual_by: Norm
 ) -> _Links:
     """Compare similar links; if these do not decide, compare with their usual time."""
     typical = transfers.typical_ns(work.steady)
@@ -304,27 +375,21 @@ def _level_of_fast_ones(like: Int64, typical: Float64) -> Float64:
     return level
 
 
-def _verdict(transfers: LinkTransfers, found: _Links, one: Suspicion, cost: TotalCost) -> Verdict:
-    first = one.ranks[0]
-    return Verdict(
-        rank=first,
-        host=found.work.run.ranks[first].metadata.node,
-        place=one.place,
-        cause=_CAUSE,
-        who=one.who,
-        cost_ms_per_step=cost.ms,
-        gpu_hours_per_day=cost.gpu_hours_per_day,
-        persistence=cost.cost.persistence,
-        evidence=_evidence(one, found),
-        next_step=advice(_CAUSE, len(one.ranks)),
+def _finding(transfers: LinkTransfers, found: _Links, one: Suspicion, cost: TotalCost) -> Finding:
+    slowest = max(sorted(one.rows), key=lambda row: found.ns[row] / found.normal_ns[row])
+    return finding_of(
+        one.place,
+        _CAUSE,
+        one.who,
+        cost,
         members=tuple(_member(transfers, found, one, rank) for rank in one.ranks),
-        stretches=cost.stretches,
-        since_step=cost.since_step,
+        norm=found.norm_source[slowest],
+        evidence=_evidence(found, slowest),
+        advice=advice(_CAUSE, len(one.ranks)),
     )
 
 
-def _evidence(one: Suspicion, found: _Links) -> str:
-    slowest = max(sorted(one.rows), key=lambda row: found.ns[row] / found.normal_ns[row])
+def _evidence(found: _Links, slowest: int) -> str:
     ns, normal_ns = found.ns[slowest], found.normal_ns[slowest]
     return (
         f"Its communications take up to {ns / normal_ns:.1f} times as long, after all participants have arrived, "
@@ -333,14 +398,14 @@ def _evidence(one: Suspicion, found: _Links) -> str:
     )
 
 
-def _member(transfers: LinkTransfers, found: _Links, one: Suspicion, rank: int) -> NamedRank:
+def _member(transfers: LinkTransfers, found: _Links, one: Suspicion, rank: int) -> Member:
     work, each = found.work, transfers.each
     own = np.isin(each.row, list(one.rows)) & (each.rank == rank) & work.steady[each.step]
     beyond = each.ns[own] - found.normal_ns[each.row[own]]
-    return NamedRank(
+    return Member(
         rank=rank,
         host=work.run.ranks[rank].metadata.node,
-        excess_ms_per_step=float(beyond.sum()) / 1e6 / max(work.num_steps, 1),
+        excess_ns=float(beyond.sum()) / max(work.num_steps, 1),
     )
 
 
@@ -375,8 +440,8 @@ def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, foun
     return (
         f"{int((slower & alike).sum())} of {int(alike.sum())} links take {ns / fast_ns:.1f} times as long as the "
         f"fastest that carry the same ({ns / 1e6:.2f} against {fast_ns / 1e6:.2f} ms): either most links are slow, or "
-        f"the fastest have a shorter path. With all as fast as these, a step would be {cost.ms:.1f} ms shorter. A "
-        "healthy run (--baseline RUN) or a bandwidth test between the hosts decides."
+        f"the fastest have a shorter path. With all as fast as these, a step would be {cost.ns / 1e6:.1f} ms shorter. "
+        "A healthy run (--baseline RUN) or a bandwidth test between the hosts decides."
     )
 
 
@@ -396,10 +461,11 @@ def _most_of_step(replay: Replay, others: Scenario, transfers: LinkTransfers, fo
     most = int(np.argmax(total))
     traffic, ns = transfers.traffic[most], float(np.nan_to_num(found.ns[most]))
     return (
-        f"Transfers between hosts take {cost.share:.0%} of a step, {cost.ms:.1f} ms; most of it {traffic.operation} of "
-        f"{traffic.num_bytes / 1e6:.1f} MB in {ns / 1e6:.2f} ms ({traffic.num_bytes / max(ns, 1.0):.2g} GB/s). All "
-        "similar transfers take about as long: either the network is slow, or the job sends too much. A run on a "
-        "healthy network (--baseline RUN) or a bandwidth test between pairs of hosts decides."
+        f"Transfers between hosts take {cost.share:.0%} of a step, {cost.ns / 1e6:.1f} ms; most of it "
+        f"{traffic.operation} of {traffic.num_bytes / 1e6:.1f} MB in {ns / 1e6:.2f} ms "
+        f"({traffic.num_bytes / max(ns, 1.0):.2g} GB/s). All similar transfers take about as long: "
+        "either the network is slow, or the job sends too much. A run on a healthy network (--baseline RUN) or a "
+        "bandwidth test between pairs of hosts decides."
     )
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
-from commtrace.analysis.stragglers.costs import TotalCost, cost_of, mean_ms, total_cost
+from commtrace.analysis.stragglers.costs import TotalCost, cost_of, finding_of, makes_steps_long, mean_ns, total_cost
 from commtrace.analysis.stragglers.evidence import (
     THROTTLED,
     DeviceEvidence,
@@ -27,9 +28,9 @@ from commtrace.analysis.stragglers.late_hosts import LATE, launches_of, least
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
 from commtrace.analysis.stragglers.slow_ranks import SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
-from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CAUSES, MEANT, NOW_AND_THEN, RANKS, advice
+from commtrace.findings.finding import Finding, Member
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -39,7 +40,7 @@ MOST_SHARES: Final = 16
 
 
 class _SetKey(NamedTuple):
-    """The key of one verdict, in any steps; see :class:`.places.PlacedRanks`."""
+    """The key of one finding, in any steps; see :class:`.places.PlacedRanks`."""
 
     place: str
     what: str
@@ -48,17 +49,17 @@ class _SetKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _SetStretch:
-    """The members of one verdict in one stretch."""
+    """The members of one finding in one stretch."""
 
     stretch: int
     members: tuple[SlowRank, ...]
 
 
 class SlowSets(NamedTuple):
-    """Verdicts on ranks, costliest first."""
+    """Findings on ranks, costliest first."""
 
-    verdicts: list[Verdict]
-    together_ms: float  # saved per step without all of them: a median if they are slow all the time, else a mean
+    findings: list[Finding]
+    together_ns: float  # saved per step without all of them: a median if they are slow all the time, else a mean
     normal: Scenario  # all of them work normally
 
 
@@ -80,7 +81,7 @@ def judge_sets(
     parts = _parts(whole.run, slow)
     costs.replay([slow, *_each(slow), *(_less(slow, own) for own in parts.values())])
     all_of_them = costs.saved_ns(slow)
-    verdicts: list[Verdict] = []
+    findings: list[Finding] = []
     named: set[_RankAspect] = set()
     for key, own in parts.items():
         saved = all_of_them if len(parts) == 1 else all_of_them - costs.saved_ns(_less(slow, own))
@@ -96,12 +97,12 @@ def judge_sets(
             part = next(part for part in own if part.stretch == cost.costliest)
             members = tuple(sorted(part.members, key=lambda member: -member.total_ns))
             shares = _shares(costs, part.stretch, members, slow)
-            verdicts.append(_verdict(stretches, key, part.stretch, members, cost, shares))
+            findings.append(_finding(stretches, key, part.stretch, members, cost, shares))
             named.update(_rank_aspect(member) for part in own for member in part.members)
-    ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
+    ordered = sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0))
     left = [tuple(one for one in own if _rank_aspect(one) in named) for own in slow]
     seldom = len(stretches) > 1 or any(one.is_rare for one in left[0])
-    together = cost_of(whole, costs.saved_ns(left), rare=seldom).ms if named else 0.0
+    together = cost_of(whole, costs.saved_ns(left), rare=seldom).ns if named else 0.0
     return SlowSets(ordered, together, costs.normal(left))
 
 
@@ -133,8 +134,8 @@ class _Costs:
         self.replay([slow])
         return self._known[_names(slow)]
 
-    def saved_ms(self, stretch: int, slow: Sequence[Sequence[SlowRank]], which: frozenset[_RankAspect]) -> float:
-        return mean_ms(self.stretches[stretch].work.steady, self.saved_ns(_only(slow, which)))
+    def mean_saved_ns(self, stretch: int, slow: Sequence[Sequence[SlowRank]], which: frozenset[_RankAspect]) -> float:
+        return mean_ns(self.stretches[stretch].work.steady, self.saved_ns(_only(slow, which)))
 
     def normal(self, slow: Sequence[Sequence[SlowRank]]) -> Scenario:
         rules = [normal_speed(found, causes) for found, causes in self._causes(slow)]
@@ -191,13 +192,16 @@ def _without_idle_members(costs: _Costs, slow: Sequence[tuple[SlowRank, ...]]) -
             work = costs.stretches[number].work
             limits = work.thresholds
             least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * work.step_ns) / max(len(own), 1)
+            is_rare = all(one.is_rare for one in own if _rank_aspect(one) == smallest)
+            if is_rare and makes_steps_long(work, cost_of(work, lost, rare=True)):
+                continue
             if float(lost[work.steady].mean()) < least_ns:
                 left[number] = without[number]
     return left
 
 
 def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_SetKey, list[_SetStretch]]:
-    """Return the parts of each verdict: ranks that share a host, a group or a cause, slow in the same stretches."""
+    """Return the parts of each finding: ranks that share a host, a group or a cause, slow in the same stretches."""
     when: dict[tuple[int, str], list[int]] = {}
     for number, own in enumerate(slow):
         for one in own:
@@ -217,10 +221,10 @@ def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_SetKey, list[_
 
 
 class _Share(NamedTuple):
-    """The cost of one member, see :class:`.verdict.Member`; None if there are too many to try."""
+    """The cost of one member, as in a finding; None if there are too many to try."""
 
-    beside_others_ms: float | None = None
-    alone_ms: float | None = None
+    beside_others_ns: float | None = None
+    alone_ns: float | None = None
 
 
 def _shares(
@@ -229,44 +233,52 @@ def _shares(
     everybody = frozenset(_rank_aspect(one) for own in slow for one in own)
     if len(everybody) > MOST_SHARES:
         return [_Share() for _ in members]
-    all_ms = costs.saved_ms(stretch, slow, everybody)
+    all_ns = costs.mean_saved_ns(stretch, slow, everybody)
     shares = []
     for one in members:
         own = frozenset([_rank_aspect(one)])
         shares.append(
-            _Share(all_ms - costs.saved_ms(stretch, slow, everybody - own), costs.saved_ms(stretch, slow, own))
+            _Share(
+                all_ns - costs.mean_saved_ns(stretch, slow, everybody - own), costs.mean_saved_ns(stretch, slow, own)
+            )
         )
     return shares
 
 
-def _verdict(
+def _finding(
     stretches: Sequence[SlowRanks],
     key: _SetKey,
     stretch: int,
     members: Sequence[SlowRank],
     cost: TotalCost,
     shares: Sequence[_Share],
-) -> Verdict:
+) -> Finding:
     found, first = stretches[stretch], members[0]
     run = found.work.run
     is_rare = all(member.is_rare for member in members)
-    when = None if len(stretches) == 1 else _time_of(found.work)
-    devices = [] if is_rare else [device_evidence(run, member.rank, when) for member in members]
+    time_of_day = None if len(stretches) == 1 else _time_of(found.work)
+    devices = [] if is_rare else [device_evidence(run, member.rank, time_of_day) for member in members]
     cause = _cause(found.work, members, devices)
     slow = {one.rank for one in found.slow}
     compared = (cause in ("compute", LATE) or CAUSES[cause].phase) and not is_rare
     launches = least(launches_of(found.work, member.rank, slow) for member in members) if compared else None
     persistence = cost.cost.persistence if is_rare or len(members) > 1 else first.persistence
-    in_few_steps = is_rare and cost.cost.when.is_rare
-    return Verdict(
-        rank=first.rank,
-        host=run.ranks[first.rank].metadata.node,
-        place=key.place,
-        cause=cause,
-        who=_who(run, key),
-        cost_ms_per_step=cost.ms,
-        gpu_hours_per_day=cost.gpu_hours_per_day,
-        persistence=persistence,
+    found_there = finding_of(
+        key.place,
+        cause,
+        _who(run, key),
+        cost,
+        members=tuple(
+            Member(
+                one.rank,
+                run.ranks[one.rank].metadata.node,
+                one.total_ns,
+                share.beside_others_ns,
+                share.alone_ns,
+            )
+            for one, share in zip(members, shares, strict=True)
+        ),
+        norm=first.norm_source,
         evidence=evidence_of(
             found,
             key.place,
@@ -276,21 +288,11 @@ def _verdict(
             devices[0] if devices else None,
             launches,
         ),
-        next_step=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
-        occurrence=cost.cost.when.describe() if in_few_steps else "",
-        members=tuple(
-            NamedRank(
-                one.rank,
-                run.ranks[one.rank].metadata.node,
-                one.total_ns / 1e6,
-                share.beside_others_ms,
-                share.alone_ms,
-            )
-            for one, share in zip(members, shares, strict=True)
-        ),
-        stretches=cost.stretches,
-        since_step=cost.cost.when.steps[0] if in_few_steps else cost.since_step,
+        advice=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
     )
+    if is_rare and cost.when.is_rare:
+        found_there = replace(found_there, occurrence=cost.when)
+    return replace(found_there, persistence=persistence, sigmas=None if is_rare else found_there.sigmas)
 
 
 def _cause(work: WorkStatistics, members: Sequence[SlowRank], devices: Sequence[DeviceEvidence | None]) -> str:
@@ -320,6 +322,9 @@ def _who(run: Run, key: _SetKey) -> str:
 
 def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost) -> str:
     """Return ``so in 9 of 9 steps``."""
+    if cost.when.is_rare and cost.stretches:
+        struck = sum(stretch.last - stretch.first + 1 for stretch in cost.stretches)
+        return f"so in {struck} of {cost.when.num_steps} steps"
     first, last = int(work.steps[0]), int(work.steps[-1])
     often = f"so in {round(persistence * work.num_steps)} of {work.num_steps} steps"
     whole = not cost.stretches or any((one.first, one.last) == (first, last) for one in cost.stretches)

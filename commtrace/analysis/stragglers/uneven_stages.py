@@ -15,7 +15,7 @@ import numpy as np
 from commtrace.analysis.replay.scenarios import MEASURED, NormalStages, Replay, Scenario
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
-from commtrace.analysis.stragglers.costs import TotalCost, total_cost
+from commtrace.analysis.stragglers.costs import TotalCost, finding_of, total_cost
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
 from commtrace.analysis.stragglers.normal import (
     BASELINE,
@@ -30,9 +30,9 @@ from commtrace.analysis.stragglers.normal import (
     judge,
 )
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
-from commtrace.analysis.stragglers.verdict import NamedRank, Verdict
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import STAGE, STAGE_THAT_CHANGED, advice
+from commtrace.findings.finding import Finding, Member, Norm, not_judged
 from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.trace.spans import Bool, Int64
 
@@ -41,12 +41,12 @@ _CAUSE: Final = "stage_imbalance"
 
 @dataclass(frozen=True, slots=True)
 class UnevenStages:
-    """Verdicts on stages, costliest first, and the scenario without them."""
+    """Findings on stages, costliest first, and the scenario without them."""
 
-    verdicts: tuple[Verdict, ...] = ()
+    findings: tuple[Finding, ...] = ()
     ranks: tuple[int, ...] = ()  # all of the stages that are named
     normal: Scenario = MEASURED
-    undecided: tuple[str, ...] = ()  # sentences
+    undecided: tuple[Finding, ...] = ()
     # Of each stage that is healthy in the last stretch: the work of its quickest rank per step.
     healthy_ns: Mapping[int, float] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ def uneven_stages(
     if len(stages) < 2:
         return UnevenStages()
     found = _judge_stretches(work, stages, quickest, limits, usual or Usual(), is_cut=is_cut)
-    undecided = tuple(dict.fromkeys(sentence for one in found for sentence in one.judged.undecided))
+    sentences = dict.fromkeys(sentence for one in found for sentence in one.judged.undecided)
     when: dict[int, list[int]] = {}
     for number, one in enumerate(found):
         for stage in one.slow:
@@ -104,20 +104,20 @@ def uneven_stages(
     for stage, held_in in when.items():
         together.setdefault((tuple(held_in), found[held_in[-1]].has_grown(stage)), []).append(stage)
 
-    verdicts: list[Verdict] = []
+    findings: list[Finding] = []
     named: set[int] = set()
     mended = [when.keys() - own for own in ([], *together.values())] if together else []
     times = replay.steps_ns([others + _normal_stages(found, stages) for stages in mended])
     for ((numbers, _), own), without_others in zip(together.items(), times[1:], strict=True):
         cost = total_cost(work, [one.work for one in found], numbers, without_others - times[0])
         if cost is not None:
-            verdicts.append(_verdict(work, found[cost.costliest], sorted(own), cost))
+            findings.append(_finding(work, found[cost.costliest], sorted(own), cost))
             named.update(own)
     return UnevenStages(
-        tuple(sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)),
+        tuple(sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0))),
         tuple(rank for rank, stage in work.stage_of_rank.items() if stage in named),
         _normal_stages(found, named) if named else MEASURED,
-        undecided,
+        tuple(not_judged(STAGE, sentence) for sentence in sentences),
         _healthy(found[-1]),
     )
 
@@ -160,7 +160,7 @@ def _judge_stretches(
 
 
 def _judge_each(
-    work: WorkStatistics, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64, before_by: str
+    work: WorkStatistics, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64, before_by: Norm
 ) -> list[_Stages]:
     """Judge each stretch; if its stages do not decide, by the nearest stretch in which all stages were normal."""
     found = []
@@ -181,7 +181,7 @@ def _judge_each(
     return judged
 
 
-def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits) -> _Stages:
+def _judge_growth(own: _Stages, before: Float64, before_by: Norm, limits: Limits) -> _Stages:
     """Judge stages that differ by design, by the growth of their work."""
     level, growth = float(own.quickest_ns.max()), own.quickest_ns - before
     grown = _compare(own.work, own.stages, level + growth, limits, np.full(len(growth), level), before_by)
@@ -195,7 +195,7 @@ def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits)
 
 
 def _judge(
-    work: WorkStatistics, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str
+    work: WorkStatistics, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: Norm
 ) -> _Stages:
     """Judge stages by each other; if that does not decide, by their past."""
     judged = _compare(work, stages, quickest, limits, before, before_by)
@@ -207,7 +207,7 @@ def _judge(
 
 
 def _compare(
-    work: WorkStatistics, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str
+    work: WorkStatistics, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: Norm
 ) -> Judged:
     of_stages = Work(
         rank=stages,
@@ -269,33 +269,28 @@ def _normal_stages(found: Sequence[_Stages], stages: Collection[int]) -> Scenari
     return Scenario(work=(NormalStages(ratio),))
 
 
-def _verdict(work: WorkStatistics, found: _Stages, own: Sequence[int], cost: TotalCost) -> Verdict:
+def _finding(work: WorkStatistics, found: _Stages, own: Sequence[int], cost: TotalCost) -> Finding:
     ranks = [rank for rank, stage in work.stage_of_rank.items() if stage in own]
     slowest = max(own, key=lambda stage: found.judged.excess_ns[found.row(stage)])
-    first = min(rank for rank in ranks if work.stage_of_rank[rank] == slowest)
-    has_changed = found.judged.norm_source[found.row(slowest)] in (PAST, BASELINE)
+    norm = found.judged.norm_source[found.row(slowest)]
+    has_changed = norm in (PAST, BASELINE)
     changed = has_changed or found.has_grown(slowest) or _lasts_for_a_part(work, cost)
-    return Verdict(
-        rank=first,
-        host=work.run.ranks[first].metadata.node,
-        place=STAGE,
-        cause=_CAUSE,
-        who=f"{_format_stages(own)} ({format_ranks(ranks)})",
-        cost_ms_per_step=cost.ms,
-        gpu_hours_per_day=cost.gpu_hours_per_day,
-        persistence=cost.cost.persistence,
-        evidence=_evidence(found, slowest) + _or_slow_instead(work, ranks),
-        next_step=STAGE_THAT_CHANGED if changed else advice(_CAUSE, len(ranks)),
+    return finding_of(
+        STAGE,
+        _CAUSE,
+        f"{_format_stages(own)} ({format_ranks(ranks)})",
+        cost,
         members=_members(work, found, ranks),
-        stretches=cost.stretches,
-        since_step=cost.since_step,
+        norm=norm,
+        evidence=_evidence(found, slowest) + _or_slow_instead(work, ranks),
+        advice=STAGE_THAT_CHANGED if changed else advice(_CAUSE, len(ranks)),
     )
 
 
-def _members(work: WorkStatistics, found: _Stages, ranks: Sequence[int]) -> tuple[NamedRank, ...]:
-    excess_ms = {rank: float(found.judged.excess_ns[found.row(work.stage_of_rank[rank])]) / 1e6 for rank in ranks}
-    ordered = sorted(ranks, key=lambda rank: (-excess_ms[rank], rank))
-    return tuple(NamedRank(rank, work.run.ranks[rank].metadata.node, excess_ms[rank]) for rank in ordered)
+def _members(work: WorkStatistics, found: _Stages, ranks: Sequence[int]) -> tuple[Member, ...]:
+    excess_ns = {rank: float(found.judged.excess_ns[found.row(work.stage_of_rank[rank])]) for rank in ranks}
+    ordered = sorted(ranks, key=lambda rank: (-excess_ns[rank], rank))
+    return tuple(Member(rank, work.run.ranks[rank].metadata.node, excess_ns[rank]) for rank in ordered)
 
 
 def _lasts_for_a_part(work: WorkStatistics, cost: TotalCost) -> bool:

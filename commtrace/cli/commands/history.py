@@ -16,13 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.hangs.job_end import end_words
-from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.summary import Summary
 from commtrace.cli.arguments import JsonOption, RunsDirectoryArgument
 from commtrace.cli.output import UNKNOWN, duration, share, text_table, wide_console
 from commtrace.cli.views import attempt_lines
 from commtrace.errors import CommtraceError
 from commtrace.findings.causes import format_cause
+from commtrace.findings.finding import Finding
 from commtrace.findings.formatting import format_duration
 from commtrace.history.facts import RunFacts
 from commtrace.history.hosts import HostReport, HostTally, tally_hosts
@@ -79,8 +79,7 @@ def hosts(
 
 def keep_analysis(
     run: Run,
-    verdicts: Iterable[Verdict],
-    abstentions: Sequence[str],
+    findings: Iterable[Finding],
     *,
     by: str,
     attempt: int,
@@ -90,9 +89,7 @@ def keep_analysis(
     last_step = max(used_steps, default=None)
     keep(
         run,
-        verdict_of_analysis(
-            verdicts, abstentions, by=by, attempt=attempt, judged_ns=time.time_ns(), last_step=last_step
-        ),
+        verdict_of_analysis(findings, by=by, attempt=attempt, judged_ns=time.time_ns(), last_step=last_step),
     )
 
 
@@ -100,8 +97,7 @@ def keep_summary(run: Run, summary: Summary, *, by: str) -> None:
     """Keep the findings of a summary of a whole run."""
     keep_analysis(
         run,
-        summary.stragglers,
-        summary.abstentions,
+        summary.findings,
         by=by,
         attempt=summary.run.attempt,
         used_steps=summary.run.steps.used,

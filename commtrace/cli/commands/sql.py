@@ -48,7 +48,7 @@ def sql(
     """Query a run with SQL.
 
     The tables are spans, steps, partition, ranks, communication, communication_by_size, communication_by_group, stages,
-    stragglers, and files, which has every row as it was recorded. Times are in nanoseconds. docs/python.md has their
+    findings, and files, which has every row as it was recorded. Times are in nanoseconds. docs/python.md has their
     columns. Needs the extra "sql": pip install 'commtrace[sql]'.
     """
     from commtrace.python.recorded_run import open as open_run

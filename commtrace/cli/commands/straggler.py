@@ -32,8 +32,7 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.output import wide_console
-from commtrace.cli.views import print_awaited, print_basis, print_stragglers, run_line, step_attempts_lines
-from commtrace.findings.finding import SLOW
+from commtrace.cli.views import print_awaited, print_basis, print_slow, run_line, step_attempts_lines
 from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
@@ -96,8 +95,7 @@ def straggler(
     if keep:
         keep_analysis(
             opened.recorded,
-            report.findings.verdicts,
-            report.findings.abstentions,
+            report.judgement.findings,
             by="straggler",
             attempt=report.attempt,
             used_steps=report.slowdown.by_step,
@@ -106,29 +104,29 @@ def straggler(
 
 def _verdict(report: StragglerReport) -> str:
     """Return the costliest straggler, else the first thing that could not be judged."""
-    slow = sum(one.kind == SLOW for one in report.listed)
+    slow, listed = len(report.judgement.slow), report.judgement.findings
     if slow:
         more = f" {slow - 1} more cost less." if slow > 1 else ""
-        return f"Straggler: {report.listed[0].line()}.{more}"
-    return report.listed[0].line() if report.listed else "No rank was found to slow the others down."
+        return f"Straggler: {listed[0].line()}.{more}"
+    return listed[0].line() if listed else "No rank was found to slow the others down."
 
 
 def _print(console: Console, report: StragglerReport) -> None:
-    verdicts = report.findings.verdicts
-    if not verdicts and not report.findings.abstentions:
+    judgement = report.judgement
+    if not judgement.findings:
         console.print(f"[bold]{_verdict(report)}[/]")
     for line in step_attempts_lines(report.repeated_steps, report.attempt):
         console.print(escape(line))
-    together_ms = report.findings.together_ms_per_step
-    print_stragglers(console, verdicts, together_ms=together_ms, on_gpu=report.on_gpu, nodes=report.nodes)
-    for abstention in report.findings.abstentions:
-        console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
-    if report.findings.waited_for:
-        console.print(escape(report.findings.waited_for))
-    print_awaited(console, report.awaited, verdicts)
+    together_ns = judgement.together_ns
+    print_slow(console, judgement.slow, together_ns=together_ns, on_gpu=report.on_gpu, nodes=report.nodes)
+    for finding in judgement.not_judged:
+        console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
+    if judgement.waited_for:
+        console.print(escape(judgement.waited_for))
+    print_awaited(console, report.awaited)
     console.print()
     print_basis(console, report.alignment, report.problems)
-    _print_slowdown(console, report.slowdown, beside_costs=bool(verdicts))
+    _print_slowdown(console, report.slowdown, beside_costs=bool(judgement.slow))
 
 
 def _print_slowdown(console: Console, what_if: WhatIf, *, beside_costs: bool) -> None:

@@ -66,12 +66,13 @@ from commtrace.cli.views import (
     moved_ranks_lines,
     print_awaited,
     print_baseline,
-    print_stragglers,
+    print_slow,
     print_sums,
     run_budget_lines,
     step_attempts_lines,
 )
 from commtrace.cli.worlds import job_to_json, print_job, worlds_of_job
+from commtrace.findings.finding import NOT_JUDGED
 from commtrace.findings.formatting import format_ranges
 from commtrace.recording.installation import own_command
 from commtrace.trace.json_values import to_json
@@ -164,13 +165,14 @@ def print_summary(
     for line in _header(summary):
         console.print(line)
     console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
-    print_stragglers(console, summary.stragglers, together_ms=summary.together_ms_per_step)
-    slow = (rank for verdict in summary.stragglers for rank in verdict.ranks)
+    print_slow(console, summary.slow, together_ns=summary.together_ns)
+    slow = (rank for finding in summary.slow for rank in finding.ranks)
     for line in moved_ranks_lines(slow, summary.run.earlier_attempts):
         console.print(escape(line))
-    print_awaited(console, summary.awaited, summary.stragglers)
-    for abstention in summary.abstentions:
-        console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
+    print_awaited(console, summary.awaited)
+    for finding in summary.findings:
+        if finding.kind == NOT_JUDGED:
+            console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
     for line in (
         *run_budget_lines(summary.run_budget),
         *step_attempts_lines(summary.repeated_steps, summary.run.attempt),
@@ -365,7 +367,7 @@ _PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
 def rank_table(summary: Summary, *, all_ranks: bool) -> tuple[Table, str]:
     """Return the table, and a note on how to read it."""
     ranks = summary.ranks
-    shown = ranks if all_ranks else _extremes(ranks, {one.rank for one in summary.stragglers})
+    shown = ranks if all_ranks else _extremes(ranks, {finding.rank for finding in summary.slow})
     parts = [part for part in PARTS if part in _ALWAYS_SHOWN or _largest_share(ranks, part) >= _WORTH_A_COLUMN]
     gap = " " if len(parts) <= _PARTS_THAT_FIT_ON_ONE_LINE else "\n"
     communicates = any(row.count for row in summary.communication)

@@ -151,6 +151,8 @@ WIDEST: Final = 200
 _ROWS_WITHOUT_TERMINAL: Final = 16
 _FEWEST_ROWS: Final = 4
 _MOST_FINDINGS: Final = 3
+_MOST_LOST: Final = 2
+_WORTH_A_LINE: Final = 0.05
 _MOST_NOTES: Final = 4
 _MOST_ROLES: Final = 4
 _MOST_ROLE_COLUMNS: Final = 3
@@ -263,6 +265,9 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
             yield from _wrapped(not_judged.line(), width, "yellow", "  ")
         elif frame.num_steps:
             yield Text("No straggler in these steps.", "green")
+    lost = [finding for finding in frame.findings if finding.kind == LOST and (finding.share or 0.0) >= _WORTH_A_LINE]
+    for finding in lost[:_MOST_LOST]:
+        yield from _wrapped(f"Lost time, {finding.line()}. {finding.advice}", width, "yellow", "  ")
     yield from _most_waited_for(frame)
 
 
@@ -355,6 +360,8 @@ def _columns(frame: Frame) -> list[_Column]:
     columns.append(_Column("step", lambda row: milliseconds(row.step_ns)))
     for part in parts:
         columns.append(_Column(part, _cell_of(part), 0 if part in ("compute", "exposed") else 2))
+        if part == "compute" and any(_is_launch_bound(row) for row in frame.ranks):
+            columns.append(_Column("launch-bound", lambda row: milliseconds(row.launch_bound_ns), 2))
         if part == "exposed":
             roles = _roles_by_size(frame)[:_MOST_ROLE_COLUMNS]
             columns += [_Column(f"x {role}", _cell_of_role(role), _ROLE_COLUMNS_GO) for role in roles]
@@ -372,6 +379,10 @@ def _columns(frame: Frame) -> list[_Column]:
 
 def _is_worth_it(frame: Frame, part: str) -> bool:
     return any(row.parts.get(part, 0) > _WORTH_A_COLUMN * (row.step_ns or 0) for row in frame.ranks)
+
+
+def _is_launch_bound(row: RankRow) -> bool:
+    return (row.launch_bound_ns or 0) > _WORTH_A_COLUMN * (row.step_ns or 0)
 
 
 def _cell_of(part: str) -> Callable[[RankRow], str]:

@@ -16,16 +16,17 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.matched import match_run
+from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program
-from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario, replay_of
+from commtrace.analysis.replay.observed_steps import ObservedProgram
+from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
 from commtrace.analysis.stragglers.late_hosts import LaunchLateness, launches_of
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
-from commtrace.analysis.stragglers.list_of_findings import list_findings
+from commtrace.analysis.stragglers.lost_time import lost_findings, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
     compare_microbatches,
@@ -44,7 +45,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import CHECKPOINT, PAUSES
-from commtrace.findings.finding import Finding
+from commtrace.findings.finding import Finding, ranked
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
@@ -72,11 +73,13 @@ class ReplayedSamples(NamedTuple):
 
     work: WorkStatistics
     replay: Replay
+    statistics: StepStatistics
 
     @classmethod
-    def of(cls, run: Run, program: Program) -> ReplayedSamples:
-        statistics = StepStatistics.of(run, program)
-        return cls(WorkStatistics.of(run, statistics, Thresholds()), replay_of(run, program, statistics))
+    def of(cls, run: Run, matches: Matches) -> ReplayedSamples:
+        """Replay the steps of a run. Raise ReplayError if a rank's step is not complete."""
+        _, steps, statistics = ObservedProgram.of(run, matches)
+        return cls(WorkStatistics.of(run, statistics, Thresholds()), Replay.of(steps, statistics), statistics)
 
 
 class SampledReplay:
@@ -135,10 +138,9 @@ def _replayed(steps: SampledSteps) -> ReplayedSamples | None:
     if not matched.matches.clocks_agree or not matched.steps.used:
         return None
     try:
-        program = build_program(matched.run, matched.matches)
+        replayed = ReplayedSamples.of(matched.run, matched.matches)
     except ReplayError:
         return None  # a rank's step is not complete
-    replayed = ReplayedSamples.of(matched.run, program)
     work = replayed.work
     return replayed if work.noise_is_known and work.replay_error <= work.thresholds.replay_error else None
 
@@ -180,7 +182,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
     ``slow`` are sets of ranks that are named together, ``normal`` ranks with normal work. Stages and links that are
     healthy now are added to ``past``.
     """
-    work, replay = steps
+    work, replay, _ = steps
     past = past or JobPast()
     found = find_slow_ranks(work, {})
     if slow and len(normal):
@@ -195,7 +197,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         causes = {rank: (MICROBATCHES if rank in has_long_ones else WORK, *pauses) for rank in ranks}
         return Scenario(work=(normal_speed(found, causes),)) if ranks else MEASURED
 
-    verdicts, others, undecided, healthy = of_no_single_rank(
+    findings, others, undecided, healthy = of_no_single_rank(
         work, replay, everybody, as_normal(everybody), LIVE, usual=past.usual
     )
     past.add(healthy)
@@ -206,7 +208,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
 
     def cost_ns(ranks: frozenset[int], of: frozenset[int]) -> float:
         """Return the cost of ``ranks`` with the rest of ``of`` mended as well."""
-        return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ms * 1e6
+        return cost_of(work, saved_ns(of) - saved_ns(of - ranks)).ns
 
     of_rank: dict[int, Price] = {}
     for one in slow:
@@ -215,10 +217,10 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
             alone = frozenset({rank})
             each = (cost_ns(alone, everybody), cost_ns(alone, alone)) if len(everybody) <= MOST_SHARES else (None, None)
             of_rank[rank] = Price(set_ns, *each)
-    has_stage = any(verdict.cause == _STAGE for verdict in verdicts)
+    has_stage = any(finding.cause == _STAGE for finding in findings)
     return Priced(
         of_rank=of_rank,
-        of_no_rank=list_findings(verdicts, ()),
+        of_no_rank=ranked(findings),
         explained_ns=_explained_ns(found),
         phases={rank: slow_phase(found.work, one) for one in slow for rank in one},
         phase_texts={rank: format_phases(found.work, rank) for rank in everybody if len(everybody) <= MOST_SHARES},
@@ -226,9 +228,15 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         late=frozenset(rank for rank in everybody if launches_late(found.work, rank)),
         longer_inputs=inputs,
         replica_of=replica_of_ranks(work.run),
-        undecided=undecided,
+        undecided=tuple(finding.evidence for finding in undecided),
         not_looked_for=_UNKNOWN_THEN if slow or has_stage else (),
     )
+
+
+def lost_beside(steps: ReplayedSamples, slow: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return what the steps lose beside what is ``slow``, by cause."""
+    replayed = steps.replay.replay(scenarios_of_lost_time(steps.statistics))
+    return tuple(lost_findings(lost_time(steps.statistics, replayed, slow), slow))
 
 
 def _explained_ns(found: SlowRanks) -> dict[int, float]:

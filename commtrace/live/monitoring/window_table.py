@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 
 from commtrace.analysis.statistics import Float64
 from commtrace.analysis.stragglers.limits import CLEARED_BELOW, LIVE, LIVE_LASTING
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
-from commtrace.findings.finding import Norm
 from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.slow_now import SlowNow
 from commtrace.live.monitoring.window import WindowReport
@@ -112,7 +110,7 @@ class WindowTable:
             excess_ns_of=self._excess_by_work(index),
             excess_ns=float(self.judged.excess_ns[index]),
             normal_ns=float(self.judged.normal_ns[index]),
-            norm=cast(Norm, self.judged.norm_source[index]),
+            norm=self.judged.norm_source[index],
             waited_ns=float(np.median(self.waiting[self._waits(index)])),
             duration_ns=float(self.duration[index]),
         )

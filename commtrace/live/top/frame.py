@@ -46,6 +46,8 @@ class RankRow:
     step_ns: int | None = None
     parts: Mapping[str, int] = field(default_factory=dict)  # by PARTS; empty if no step was recorded in detail
     exposed: Mapping[str, Exposed] = field(default_factory=dict)  # by role
+    # of compute and of time in no span, the device waited for its host for so long at most; None if unknown
+    launch_bound_ns: int | None = None
     waits_for: int | None = None  # the rank that it waited for longest, for waits_ns
     waits_ns: int | None = None
     blame_ns: int | None = None  # the wait of all others for this rank

@@ -18,10 +18,13 @@ from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, Ending, 
 from commtrace.analysis.matching.arrivals import reports_activity
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import is_kernel_trace
+from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.list_of_findings import list_findings
+from commtrace.analysis.stragglers.list_of_findings import with_lost_time
+from commtrace.analysis.stragglers.lost_time import lost_time_of_steps
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.findings.causes import HOST, JOB, OF_DIVISION
@@ -213,8 +216,15 @@ def _median(values: Sequence[int]) -> int | None:
 def _findings_of_steps(analysis: Analysis | None) -> tuple[Finding, ...]:
     if analysis is None or any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         return ()
-    found = find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
-    return tuple(map(_dated, list_findings(found.verdicts, found.abstentions)))
+    run, matches, around = analysis.run, analysis.matches, analysis.context.run
+    try:
+        observed = ObservedProgram.of(run, matches, around)
+    except ReplayError:
+        return find_stragglers(run, matches, around=around).findings  # it says so
+    judgement = find_stragglers(run, matches, observed=observed)
+    is_long_enough = len(analysis.steps.used) >= _FEWEST_STEPS  # of fewer, it may be chance
+    lost = lost_time_of_steps(run, observed, judgement.slow) if matches.clocks_agree and is_long_enough else None
+    return tuple(map(_dated, with_lost_time(judgement, lost)))
 
 
 def _dated(finding: Finding) -> Finding:
@@ -265,6 +275,7 @@ def _row(
         step_ns=mean.wall_ns,
         parts={part: mean.part(part) for part in PARTS},
         exposed={role: Exposed(one.total_ns, one.wait_ns, one.transfer_ns) for role, one in mean.exposed.items()},
+        launch_bound_ns=None if mean.launch_bound_ns is None else sum(mean.launch_bound_ns.values()),
         waits_for=waited_for,
         waits_ns=waits[waited_for] // len(used) if waits and waited_for is not None else 0,
         blame_ns=mean.blame_ns,

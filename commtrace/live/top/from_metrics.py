@@ -27,11 +27,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from commtrace.analysis.stragglers.late_hosts import LATE
 from commtrace.analysis.stragglers.limits import SUMS
-from commtrace.analysis.stragglers.list_of_findings import list_findings
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.causes import CAUSES, HOST, LINK, LOSSES, NETWORK, PLACES, RANKS, STAGE, TENSOR_GROUP, advice
-from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, ranked
+from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, not_judged, ranked
 from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.findings.progress import no_progress
 from commtrace.live.http.deadline import Deadline
@@ -176,6 +175,7 @@ class ScrapedTotals:
     dropped: float | None = None  # spans
     last_step: int = -1  # −1 before the first
     ended: float | None = None  # epoch seconds of its end
+    launch_bound: float | None = None  # None if unknown
     is_in_unknown_stage: bool = False  # nobody told which ranks do the same work in its pipeline
     # by role, wait and transfer of the calls that the monitor compared
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -195,6 +195,7 @@ class ScrapedTotals:
                 for role, (wait, transfer) in self.split.items()
             },
             work=None if self.work is None else self.work - (before.work or 0.0),
+            launch_bound=None if self.launch_bound is None else self.launch_bound - (before.launch_bound or 0.0),
         )
 
 
@@ -324,6 +325,7 @@ _SERIES: Final = (
     "commtrace_exposed_seconds_total",
     "commtrace_exposed_split_seconds_total",
     *(f"commtrace_{part}_seconds_total" for part in (*_PARTS, "work")),
+    "commtrace_launch_bound_seconds_total",
     "commtrace_spans_dropped_total",
     "commtrace_last_step",
     "commtrace_last_step_timestamp_seconds",
@@ -391,6 +393,8 @@ def totals_of(samples: Iterable[MetricSample]) -> Totals:
             one.split[role] = (wait + value, transfer) if is_wait else (wait, transfer + value)
         elif name == "commtrace_work_seconds_total":
             one.work = value
+        elif name == "commtrace_launch_bound_seconds_total":
+            one.launch_bound = (one.launch_bound or 0.0) + value
         elif name == "commtrace_spans_dropped_total":
             one.dropped = (one.dropped or 0.0) + value
         elif name == "commtrace_last_step":
@@ -428,7 +432,7 @@ def frame_of_totals(
     shown = [(finding, MONITOR) for finding in _from_monitor(found, rows, step_ns)]
     shown += [(finding, ALERT) for finding in _from_alerts(alerts) if not _is_named(finding, shown)]
     shown += [(finding, METRICS) for finding in _from_work(shown_totals) if not _is_named(finding, shown)]
-    of_all = [] if len(rows) > 1 else [*list_findings((), ("One rank alone does not show who is slow.",))]
+    of_all = [] if len(rows) > 1 else [not_judged(RANKS, "One rank alone does not show who is slow.")]
     of_all += _stalled(rows, step_ns)
     return Frame(
         source=source,
@@ -477,6 +481,7 @@ def _row(so_far: ScrapedTotals, added: ScrapedTotals | None, now_ns: int) -> Ran
         row,
         step_ns=round(1e9 * added.seconds / added.steps),
         parts={**per_step, "exposed": sum(exposed.values())},
+        launch_bound_ns=None if added.launch_bound is None else round(1e9 * added.launch_bound / added.steps),
         exposed={role: _split(ns, *added.split.get(role, (0.0, 0.0))) for role, ns in exposed.items() if ns},
     )
 

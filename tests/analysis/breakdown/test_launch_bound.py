@@ -185,7 +185,7 @@ def test_without_leads_it_is_not_known_and_not_zero() -> None:
     summary = summarise(run)
     assert [rank.to_json()["launch_bound_ns"] for rank in summary.ranks] == [None] * 4
     assert summary.launch_bound == ""
-    (verdict,) = summary.stragglers
+    (verdict,) = summary.slow
     assert verdict.cause == "compute"
     assert "queued" not in verdict.evidence
 

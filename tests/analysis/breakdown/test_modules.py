@@ -136,7 +136,7 @@ def test_modules_change_no_other_number() -> None:
     plain = summarise(make_run(without, [TP]))
 
     assert plain.modules == ()
-    for part in ("ranks", "communication", "pipeline", "stragglers", "verdict", "problems"):
+    for part in ("ranks", "communication", "pipeline", "findings", "verdict", "problems"):
         assert getattr(with_modules, part) == getattr(plain, part)
 
 

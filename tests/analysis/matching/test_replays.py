@@ -14,6 +14,7 @@ from commtrace.analysis.summary import Summary, summarise
 from commtrace.planning.call_counts import count_calls, shape
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
+from tests.findings.reading import why_not
 from tests.graphed_runs import MS, OPERATIONS, STAMPS, graph_mark, replay, write_run
 from tests.trace.rows import row, write_rank
 
@@ -90,7 +91,7 @@ def test_a_sentence_says_what_was_replayed(graphed: Path) -> None:
 
 
 def test_a_rank_that_waits_inside_graph_replays_is_not_judged(tmp_path: Path) -> None:
-    abstentions = summarise(write_run(tmp_path, is_graphed=True, steps=12)).abstentions
+    abstentions = why_not(summarise(write_run(tmp_path, is_graphed=True, steps=12)).findings)
 
     assert any(sentence.startswith("80% of the step is replayed from CUDA graphs") for sentence in abstentions)
 

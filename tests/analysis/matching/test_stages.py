@@ -12,10 +12,11 @@ from msgspec import structs
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.matching.stages import Flow, classes_of
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.search import Judgement, find_stragglers
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 from tests.factory import Row, group, make_run, p2p, span, stall
+from tests.findings.reading import why_not
 
 MS = 1_000_000
 
@@ -35,7 +36,7 @@ def classes(run: Run) -> Mapping[int, int | None]:
     return {rank: trace.work_class for rank, trace in match_run(run).run.ranks.items()}
 
 
-def findings_of(run: Run) -> Findings:
+def findings_of(run: Run) -> Judgement:
     matched = match_run(run)
     return find_stragglers(matched.run, matched.matches)
 
@@ -69,8 +70,8 @@ def test_a_last_stage_with_twice_the_work_is_no_straggler(sizes: dict[str, Any])
 
     findings = findings_of(untold(synthesize(job).run))
 
-    assert (findings.verdicts, findings.waited_for) == ((), "")
-    (sentence,) = findings.abstentions
+    assert (findings.slow, findings.waited_for) == ((), "")
+    (sentence,) = why_not(findings.findings)
     assert sentence.endswith(
         "Stages were not compared with each other. COMMTRACE_LAYOUT tells a recording which ranks are one stage: the "
         "sizes of the parallel dimensions, that of neighbouring ranks first, whose product is the number of ranks of "
@@ -84,7 +85,7 @@ def test_a_slow_rank_is_named_among_those_of_its_stage(sizes: dict[str, Any], sl
     faults = (Fault.parse(f"uneven-stage={sizes['pp'] - 1}:2"), Fault.parse(f"slow-rank={slow}:2.5"))
     job = Job(**{"microbatches": 4, "steps": 12, "jitter": 0.01, **sizes}, faults=faults)
 
-    (verdict,) = findings_of(untold(synthesize(job).run)).verdicts
+    (verdict,) = findings_of(untold(synthesize(job).run)).slow
 
     assert (verdict.rank, verdict.cause) == (slow, "compute")
 

@@ -19,6 +19,7 @@ from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.summary import summarise
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, span, stall
+from tests.findings.reading import why_not
 
 MS = 1_000_000
 DP = group("dp", 0, 1)
@@ -76,8 +77,8 @@ def test_a_collection_of_garbage_that_happened_once_is_reported_once() -> None:
 def test_no_sentence_names_a_rank_after_seven_steps() -> None:
     summary = summarise(job({5: ("gc", 2_200)}))
 
-    assert "too few steps: 7" in summary.abstentions[0]
-    said = " ".join((summary.verdict, *summary.abstentions))
+    assert "too few steps: 7" in why_not(summary.findings)[0]
+    said = " ".join((summary.verdict, *why_not(summary.findings)))
     assert "rank 0" not in said.lower()
     assert [one.stands_out for one in summary.awaited] == [False]
 
@@ -101,7 +102,7 @@ def test_work_that_is_long_in_few_steps_is_compared_in_these() -> None:
 
     findings = find_stragglers(run, match(run))
 
-    assert findings.verdicts == ()
+    assert findings.slow == ()
     assert "in 4 of 15 steps: 60.0 against 20.0 ms, medians over these steps" in findings.waited_for
     assert "over all steps the medians are 20.0 and 20.0 ms" in findings.waited_for
 

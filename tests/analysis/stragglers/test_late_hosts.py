@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.stragglers.search import Findings
+from commtrace.analysis.stragglers.search import Judgement
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, Synthetic, synthesize
 from tests.analysis.stragglers.judged_jobs import judged
+from tests.findings.reading import ms
 
 
-def causes(findings: Findings) -> list[tuple[tuple[int, ...], str]]:
-    return [(verdict.ranks, verdict.cause) for verdict in findings.verdicts]
+def causes(findings: Judgement) -> list[tuple[tuple[int, ...], str]]:
+    return [(verdict.ranks, verdict.cause) for verdict in findings.slow]
 
 
 @pytest.mark.parametrize(
@@ -45,10 +46,10 @@ def test_the_evidence_separates_both() -> None:
     slow, _ = judged(["slow-rank=1:1.3"], dp=4, steps=14)
 
     assert "Launch-bound: its device had nothing queued at both ends of 98% of its work (peers 0%)" in (
-        late.verdicts[0].evidence
+        late.slow[0].evidence
     )
-    assert late.verdicts[0].evidence.endswith("the host launches too late.")
-    assert slow.verdicts[0].evidence.endswith("Work was queued for its device all the time: no host is late.")
+    assert late.slow[0].evidence.endswith("the host launches too late.")
+    assert slow.slow[0].evidence.endswith("Work was queued for its device all the time: no host is late.")
 
 
 def synthetic(*faults: str, **options: Any) -> Synthetic:
@@ -59,9 +60,9 @@ def test_nobody_is_named_where_all_hosts_are_late_but_the_job_is() -> None:
     made = synthetic("late-launch=0,1,2,3:20")
     summary = summarise(made.run)
 
-    (verdict,) = summary.stragglers
+    (verdict,) = summary.slow
     assert (verdict.place, verdict.cause, verdict.ranks, verdict.who) == ("job", "host", (), "launch-bound work")
-    assert verdict.cost_ms_per_step == pytest.approx(made.truth["faults"][0]["cost_ns_per_step"] / 1e6, rel=0.05)
+    assert ms(verdict.cost_ns) == pytest.approx(made.truth["faults"][0]["cost_ns_per_step"] / 1e6, rel=0.05)
     assert not verdict.cost_is_bound
     assert "The cost is that of gaps before phases" in verdict.evidence
     assert summary.verdict.startswith("The devices wait for their hosts (launch-bound): it costs 20 ms of every step")
@@ -73,19 +74,19 @@ def test_inside_of_phases_the_cost_of_a_launch_bound_job_is_an_upper_bound() -> 
     made = synthetic("late-host=0,1,2,3:1.3")
     summary = summarise(made.run)
 
-    (verdict,) = summary.stragglers
+    (verdict,) = summary.slow
     assert (verdict.place, verdict.cause, verdict.cost_is_bound) == ("job", "host", True)
-    assert verdict.cost_ms_per_step >= made.truth["faults"][0]["cost_ns_per_step"] / 1e6
+    assert ms(verdict.cost_ns) >= made.truth["faults"][0]["cost_ns_per_step"] / 1e6
     assert "the cost is an upper bound" in verdict.evidence
     assert "it costs at most" in summary.verdict
 
 
 @pytest.mark.parametrize("faults", [(), ("slow-rank=0,1,2,3:1.3",), ("data=0,1,2,3:30",), ("gc=0,1,2,3:20",)])
 def test_a_job_whose_devices_are_busy_is_not_launch_bound(faults: tuple[str, ...]) -> None:
-    assert [one.cause for one in summarise(synthetic(*faults).run).stragglers] == []
+    assert [one.cause for one in summarise(synthetic(*faults).run).slow] == []
 
 
 def test_a_slow_rank_of_a_launch_bound_job_is_named_beside_it() -> None:
     summary = summarise(synthetic("late-launch=0,1,2,3:20", "slow-rank=1:1.3").run)
 
-    assert [(one.ranks, one.cause) for one in summary.stragglers] == [((1,), "compute"), ((), "host")]
+    assert [(one.ranks, one.cause) for one in summary.slow] == [((1,), "compute"), ((), "host")]

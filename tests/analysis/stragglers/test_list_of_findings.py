@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.stragglers.list_of_findings import list_findings
+from commtrace.analysis.stragglers.list_of_findings import with_lost_time
 from commtrace.cli.main import app
 from commtrace.synth import Fault, Job
 from tests.analysis.stragglers.analysed_jobs import analysed
@@ -27,13 +27,13 @@ FAULTS = {
 @pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
 def test_the_parts_add_up_to_the_time_beyond_the_ideal(faults: tuple[str, ...]) -> None:
     job = analysed(Job(pp=4, dp=2, steps=16, microbatches=8, faults=tuple(map(Fault.parse, faults))))
-    lost = job.lost(job.verdicts)
-    findings = list_findings(job.verdicts, (), lost)
+    lost = job.lost(job.slow)
+    findings = with_lost_time(job.judgement, lost)
 
     parts = [round((one.part_ns or 0.0) * lost.num_steps) for one in findings]
     assert sum(parts) == pytest.approx(lost.steps_ns - lost.ideal_ns, abs=len(parts))
-    assert [one.kind for one in findings] == ["slow"] * len(job.verdicts) + ["lost"] * 5
-    assert all(part <= cost for one in findings if (part := one.part_ns or 0) and (cost := one.cost_ns + 1))  # type: ignore[operator]
+    assert [one.kind for one in findings] == ["slow"] * len(job.slow) + ["lost"] * 5
+    assert all(part <= cost for one in findings if (part := one.part_ns or 0) and (cost := (one.cost_ns or 0.0) + 1))
 
 
 @pytest.fixture(scope="module")

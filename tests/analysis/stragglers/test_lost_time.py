@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
 from commtrace.synth import FREE, Fault, Job
@@ -17,7 +18,8 @@ WORK = 4 * (EXACT.forward_ns + EXACT.backward_ns) + EXACT.optimizer_ns
 
 
 def lost_by(job: Job) -> LostTime:
-    lost = lost_time(*analysed(job))
+    made = analysed(job)
+    lost = made.lost(made.slow)
     assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns
     return lost
 
@@ -84,7 +86,7 @@ def test_transfers_are_exposed_communication() -> None:
 
 def test_a_verdict_takes_no_more_than_there_is() -> None:
     job = analysed(replace(EXACT, faults=(Fault("slow-rank", (2,), 1.5),)))
-    lost = job.lost([replace(job.verdicts[0], cost_ms_per_step=1e6)] * 2)
+    lost = job.lost([structs.replace(job.slow[0], cost_ns=1e12)] * 2)
 
     assert lost.imbalance_ns == 0
     assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns
@@ -93,19 +95,19 @@ def test_a_verdict_takes_no_more_than_there_is() -> None:
 def test_verdicts_that_cost_more_than_there_is_share_it_in_proportion() -> None:
     """Whichever comes first in the list, and whether the cost stays in the imbalance or not."""
     job = analysed(replace(EXACT, faults=(Fault("slow-rank", (2,), 1.5),)))
-    (slow,) = job.verdicts
+    (slow,) = job.slow
     lost_ns = job.lost(()).imbalance_ns
     three = [
-        replace(slow, cost_ms_per_step=1e6),
-        replace(slow, cost_ms_per_step=3e6),
-        replace(slow, cost_ms_per_step=3e6, cause="stage_imbalance"),
+        structs.replace(slow, cost_ns=1e12),
+        structs.replace(slow, cost_ns=3e12),
+        structs.replace(slow, cost_ns=3e12, cause="stage_imbalance"),
     ]
     lost, backwards = job.lost(three), job.lost(three[::-1])
 
-    assert sum(lost.of_verdicts) == sum(backwards.of_verdicts) == lost_ns
-    assert lost.of_verdicts == pytest.approx([lost_ns / 7, 3 * lost_ns / 7, 3 * lost_ns / 7], abs=1)
-    assert backwards.of_verdicts[::-1] == pytest.approx(lost.of_verdicts, abs=1)
-    assert (lost.stragglers_ns, lost.imbalance_ns) == (sum(lost.of_verdicts[:2]), lost.of_verdicts[2])
+    assert sum(lost.of_findings) == sum(backwards.of_findings) == lost_ns
+    assert lost.of_findings == pytest.approx([lost_ns / 7, 3 * lost_ns / 7, 3 * lost_ns / 7], abs=1)
+    assert backwards.of_findings[::-1] == pytest.approx(lost.of_findings, abs=1)
+    assert (lost.stragglers_ns, lost.imbalance_ns) == (sum(lost.of_findings[:2]), lost.of_findings[2])
     assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns
 
 
@@ -113,10 +115,10 @@ def test_verdicts_take_nothing_of_a_line_below_zero() -> None:
     job = analysed(replace(EXACT, faults=(Fault("gc", (1,), 30.0),)))
     sums = job.replayed.sums
     shorter = replace(job.replayed, sums=sums._replace(measured_ns=sums.measured_ns - STEPS * 31 * MS))
-    lost = lost_time(job.statistics, shorter, job.verdicts)
+    lost = lost_time(job.statistics, shorter, job.slow)
 
     assert lost.rest_ns < 0
-    assert (lost.stragglers_ns, lost.of_verdicts) == (0, (0,))
+    assert (lost.stragglers_ns, lost.of_findings) == (0, (0,))
 
 
 @pytest.mark.parametrize(

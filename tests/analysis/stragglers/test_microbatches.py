@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.analysis.stragglers.judged_jobs import found, judged
+from tests.findings.reading import ms
 
 PIPELINE = {"pp": 4, "dp": 2, "microbatches": 8, "steps": 20}
 REPLICA = "data-parallel replica 1 (ranks 1, 3, 5, 7)"
@@ -43,29 +44,29 @@ def test_longer_input_of_a_replica_is_no_slow_device(
 ) -> None:
     findings, cost_ms = judged(faults, **job)
 
-    (verdict,) = findings.verdicts
+    (verdict,) = findings.slow
     assert (verdict.who, verdict.cause) == (who, "sequence_length_imbalance")
     assert evidence in verdict.evidence
-    assert verdict.next_step.startswith("Balance microbatches by the work of their sequences")
-    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+    assert verdict.advice.startswith("Balance microbatches by the work of their sequences")
+    assert ms(verdict.cost_ns) == pytest.approx(cost_ms, rel=0.1)
 
 
 def test_longer_input_is_reported_with_its_steps() -> None:
     findings, cost_ms = judged(("long-microbatch=3-1:3@20:40",), **{**PIPELINE, "steps": 40})
 
-    (verdict,) = findings.verdicts
-    assert (verdict.who, [stretch[:2] for stretch in verdict.stretches]) == (REPLICA, [(20, 39)])
-    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+    (verdict,) = findings.slow
+    assert (verdict.who, [(stretch.first, stretch.last) for stretch in verdict.stretches]) == (REPLICA, [(20, 39)])
+    assert ms(verdict.cost_ns) == pytest.approx(cost_ms, rel=0.1)
 
 
 def test_slow_devices_of_a_replica_are_slow_in_the_optimizer_too() -> None:
     findings = found(("slow-rank=1,3,5,7:1.3",), **PIPELINE)
 
-    assert [(verdict.who, verdict.cause) for verdict in findings.verdicts] == [("ranks 1, 3, 5, 7 on node0", "compute")]
+    assert [(verdict.who, verdict.cause) for verdict in findings.slow] == [("ranks 1, 3, 5, 7 on node0", "compute")]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slow_rank_of_a_noisy_job_has_no_long_microbatches(seed: int) -> None:
     findings = found(("slow-rank=3:1.15",), microbatches=8, steps=40, jitter=0.2, seed=seed)
 
-    assert [(verdict.ranks, verdict.cause) for verdict in findings.verdicts] == [((3,), "compute")]
+    assert [(verdict.ranks, verdict.cause) for verdict in findings.slow] == [((3,), "compute")]

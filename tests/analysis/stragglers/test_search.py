@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.analysis.stragglers.verdict import on_gpu
+from commtrace.analysis.stragglers.search import Judgement, find_stragglers
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, span, stall
+from tests.findings.reading import ms, why_not
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
 JOB = PipelineJob(2, 8, data_parallel=2, transfer_ns=20_000, all_reduce_ns=300_000, optimizer_ns=MS, steps=10)
 
 
-def findings_of(run: Run) -> Findings:
+def findings_of(run: Run) -> Judgement:
     return find_stragglers(run, match(run))
 
 
@@ -33,9 +34,9 @@ def test_a_slow_rank_is_named_with_what_it_costs(slow: int) -> None:
 
     findings = findings_of(delayed)
 
-    (verdict,) = findings.verdicts
+    (verdict,) = findings.slow
     assert (verdict.rank, verdict.host, verdict.cause, verdict.persistence) == (slow, "node0", "forward", 1.0)
-    assert verdict.cost_ms_per_step == pytest.approx(_step_ms(delayed) - _step_ms(plain))
+    assert ms(verdict.cost_ns) == pytest.approx(_step_ms(delayed) - _step_ms(plain))
     assert "needs 4.0 ms per forward (peers 1.0): 24.0 ms per step more" in verdict.evidence
     assert verdict.gpu_hours_per_day == pytest.approx(4 * 24 * (1 - _step_ms(plain) / _step_ms(delayed)))
     assert findings.replay_error < 0.001
@@ -44,9 +45,9 @@ def test_a_slow_rank_is_named_with_what_it_costs(slow: int) -> None:
 def test_nobody_is_named_when_all_are_alike() -> None:
     findings = findings_of(JOB.run())
 
-    assert findings.verdicts == ()
-    assert findings.abstentions == ()
-    assert findings.together_ms_per_step == 0.0
+    assert findings.slow == ()
+    assert why_not(findings.findings) == ()
+    assert ms(findings.together_ns) == 0.0
 
 
 def test_ranks_without_a_recording_are_named_and_make_costs_lower_bounds() -> None:
@@ -54,33 +55,33 @@ def test_ranks_without_a_recording_are_named_and_make_costs_lower_bounds() -> No
     whole = findings_of(job.run())
     without_3, without_2_and_3 = (findings_of(of_ranks(job.run(), range(count))) for count in (3, 2))
 
-    assert whole.abstentions == ()
-    assert without_3.abstentions[0] == (
+    assert whole.not_judged == ()
+    assert without_3.not_judged[0].evidence == (
         "Rank 3 was not compared: no complete step was recorded there. Costs are lower bounds, as waiting for rank 3 "
         "counts as transfer."
     )
-    assert without_2_and_3.abstentions[0].startswith("Ranks 2–3 were not compared: ")
-    assert [verdict.rank for verdict in without_3.verdicts] == [1]
-    assert 0 < without_3.verdicts[0].cost_ms_per_step < whole.verdicts[0].cost_ms_per_step
+    assert without_2_and_3.not_judged[0].evidence.startswith("Ranks 2–3 were not compared: ")
+    assert [verdict.rank for verdict in without_3.slow] == [1]
+    assert 0 < ms(without_3.slow[0].cost_ns) < ms(whole.slow[0].cost_ns)
 
 
 def test_time_that_nobody_waits_for_costs_nothing() -> None:
     # The last forward of the last stage is on the critical path of both replicas; 10 µs of 8 forwards are not worth a
     # verdict.
-    assert findings_of(replace(JOB, extra_forward_ns={3: 10_000}).run()).verdicts == ()
+    assert findings_of(replace(JOB, extra_forward_ns={3: 10_000}).run()).slow == ()
 
 
 def test_without_peers_stages_are_compared_and_no_ranks() -> None:
     findings = findings_of(PipelineJob(4, 8, steps=9, extra_forward_ns={2: 5 * MS}).run())
 
-    (verdict,) = findings.verdicts
+    (verdict,) = findings.slow
     assert (verdict.who, verdict.cause) == ("stage 2 (rank 2)", "stage_imbalance")
     assert "Rank 2 is all of it and may be slow instead" in verdict.evidence
-    assert findings.abstentions == ()
+    assert why_not(findings.findings) == ()
 
 
 def test_without_peers_and_with_even_stages_it_is_said_that_no_ranks_were_compared() -> None:
-    (said,) = findings_of(PipelineJob(4, 8, steps=9).run()).abstentions
+    (said,) = why_not(findings_of(PipelineJob(4, 8, steps=9).run()).findings)
 
     assert "no two ranks do the same work" in said
 
@@ -88,7 +89,7 @@ def test_without_peers_and_with_even_stages_it_is_said_that_no_ranks_were_compar
 def test_a_run_without_common_steps() -> None:
     run = make_run({0: [span("step", 0, 10, step=0)], 1: [span("forward", 0, 10, step=0)]})
 
-    assert "No step was recorded by all ranks" in findings_of(run).abstentions[0]
+    assert "No step was recorded by all ranks" in why_not(findings_of(run).findings)[0]
 
 
 def test_a_host_all_of_whose_ranks_are_slow() -> None:
@@ -102,13 +103,11 @@ def test_a_host_all_of_whose_ranks_are_slow() -> None:
         extra_forward_ns={1: 2 * MS, 4: 2 * MS},
     )
 
-    (verdict,) = findings_of(job.run()).verdicts
+    (verdict,) = findings_of(job.run()).slow
 
     assert (verdict.host, verdict.place, verdict.cause) == ("b", "host", "forward")
     assert verdict.who == "host b (ranks 1, 4)"
-    assert verdict.cost_ms_per_step == pytest.approx(
-        _step_ms(job.run()) - _step_ms(replace(job, extra_forward_ns={}).run())
-    )
+    assert ms(verdict.cost_ns) == pytest.approx(_step_ms(job.run()) - _step_ms(replace(job, extra_forward_ns={}).run()))
     assert verdict.evidence.startswith("Both ranks on b need 64 % longer per step")
 
 
@@ -117,10 +116,10 @@ def test_a_delay_with_a_span_of_its_own_is_named_after_it(cause: str) -> None:
     run = replace(JOB, extra_forward_ns={1: 4 * MS}).run()
     run = _with_spans_in_forwards(run, rank=1, kind=cause, duration_ns=4 * MS)
 
-    (verdict,) = findings_of(run).verdicts
+    (verdict,) = findings_of(run).slow
 
     assert (verdict.rank, verdict.cause) == (1, cause)
-    assert verdict.cost_ms_per_step == pytest.approx(32, rel=0.1)
+    assert ms(verdict.cost_ns) == pytest.approx(32, rel=0.1)
     assert "needs 32.0 ms per step for " in verdict.evidence
 
 
@@ -129,10 +128,10 @@ def test_a_slow_rank_is_not_told_from_noise_by_few_steps(steps: int, named: int)
     # Of several steps the first, number 0, does not count.
     findings = findings_of(replace(JOB, steps=steps, extra_forward_ns={1: 3 * MS}).run())
 
-    assert len(findings.verdicts) == named
+    assert len(findings.slow) == named
     counted = max(steps - 1, 1)
     too_few = f"too few steps: {counted}, at least 8 are needed to separate a slow rank from noise"
-    assert [too_few in sentence for sentence in findings.abstentions] == [True] * (1 - named)
+    assert [too_few in sentence for sentence in why_not(findings.findings)] == [True] * (1 - named)
 
 
 def test_too_few_steps_name_no_rank_not_even_for_garbage_collection() -> None:
@@ -140,58 +139,40 @@ def test_too_few_steps_name_no_rank_not_even_for_garbage_collection() -> None:
 
     findings = findings_of(_with_spans_in_forwards(run, rank=1, kind="gc", duration_ns=4 * MS))
 
-    assert (findings.verdicts, findings.waited_for) == ((), "")
-    (sentence,) = findings.abstentions
+    assert (findings.slow, findings.waited_for) == ((), "")
+    (sentence,) = why_not(findings.findings)
     assert "too few steps: 7" in sentence
     assert "rank 1" not in sentence
 
 
-def test_a_verdict_as_json() -> None:
-    (verdict,) = findings_of(replace(JOB, extra_forward_ns={0: 3 * MS}).run()).verdicts
+def test_a_finding_says_what_normal_is_and_how_sure_its_cost_is() -> None:
+    (finding,) = findings_of(replace(JOB, extra_forward_ns={0: 3 * MS}).run()).slow
 
-    assert verdict.to_json().keys() == {
-        *(
-            "rank",
-            "host",
-            "place",
-            "cause",
-            "who",
-            "cost_ms_per_step",
-            "cost_is_bound",
-            "share_of_step",
-            "gpu_hours_per_day",
-            "persistence",
-            "evidence",
-            "next_step",
-        ),
-        "occurrence",
-        "members",
-        "stretches",
-        "since_step",
-        "since_utc",
-    }
+    assert (finding.norm, finding.since_first_compared, finding.occurrence) == ("fastest", True, None)
+    assert (finding.rank, finding.host) == (0, finding.members[0].host)
+    assert finding.sigmas is None or finding.sigmas > 3
 
 
 def test_a_slow_rank_behind_a_slower_one_is_named_as_well() -> None:
     job = replace(JOB, extra_forward_ns={0: 3 * MS, 3: 2 * MS})
-    (verdict,) = findings_of(job.run()).verdicts
+    (verdict,) = findings_of(job.run()).slow
 
     assert (verdict.who, verdict.cause) == ("ranks 0, 3 on node0", "forward")
     slow, plain = _step_ms(job.run()), _step_ms(JOB.run())
-    assert verdict.cost_ms_per_step == pytest.approx(slow - plain)
+    assert ms(verdict.cost_ns) == pytest.approx(slow - plain)
     first, second = verdict.members
     assert (first.rank, second.rank) == verdict.ranks == (0, 3)
     # Of the hidden one: nothing alone, and all that is left once the other is mended.
     without_first = _step_ms(replace(JOB, extra_forward_ns={3: 2 * MS}).run())
-    assert second.share_ms_per_step == pytest.approx(without_first - plain)
-    assert first.alone_ms_per_step == pytest.approx(slow - without_first)
+    assert ms(second.share_ns) == pytest.approx(without_first - plain)
+    assert ms(first.alone_ns) == pytest.approx(slow - without_first)
 
 
 def test_without_a_straggler_the_most_awaited_rank_is_named_with_why_it_is_none() -> None:
     # 0.1 ms more in each of 8 forwards; forwards, backwards and the optimizer take 25 ms.
     findings = findings_of(replace(JOB, extra_forward_ns={1: 100_000}).run())
 
-    assert findings.verdicts == ()
+    assert findings.slow == ()
     assert findings.waited_for.startswith("Others waited longest for rank 1 on node0: ")
     assert "Its own work takes 3.20% longer than that of the ranks that do the same" in findings.waited_for
     assert findings.waited_for.endswith("a straggler is named from 5.00% on.")
@@ -207,7 +188,7 @@ def test_the_most_awaited_rank_is_among_those_that_count() -> None:
 def test_the_warm_up_is_not_among_the_steps_that_would_be_needed() -> None:
     findings = findings_of(replace(JOB, steps=3, extra_forward_ns={1: 3 * MS}).run())
 
-    assert "the first step, in which everything warms up, does not count" in findings.abstentions[0]
+    assert "the first step, in which everything warms up, does not count" in why_not(findings.findings)[0]
 
 
 @pytest.mark.parametrize(
@@ -223,18 +204,18 @@ def test_gpu_hours_are_of_gpus(device: str, is_gpu: bool) -> None:
 def test_a_rank_that_evaluates_and_then_saves_between_steps_gets_two_verdicts() -> None:
     run = _with_an_evaluation_between_steps(evaluation_ms=1000, saving_ms=20)
 
-    evaluation, checkpoint = findings_of(run).verdicts
-    assert (evaluation.ranks, evaluation.cause, evaluation.occurrence) == ((0,), "evaluation", "once, in step 6: 1.0 s")
-    assert (checkpoint.ranks, checkpoint.cause, checkpoint.occurrence) == ((0,), "checkpoint", "once, in step 6: 20 ms")
-    assert evaluation.cost_ms_per_step == pytest.approx(1000 / 9, rel=0.01)
-    assert 0 < evaluation.gpu_hours_per_day < 2 * 24
+    evaluation, checkpoint = findings_of(run).slow
+    assert evaluation.line() == "rank 0 on node0, evaluation: once, in step 6: 1.0 s"
+    assert checkpoint.line() == "rank 0 on node0, checkpoint: once, in step 6: 20 ms"
+    assert ms(evaluation.cost_ns) == pytest.approx(1000 / 9, rel=0.01)
+    assert 0 < (evaluation.gpu_hours_per_day or 0) < 2 * 24
 
 
 @pytest.mark.parametrize("slower_ms", [0, 3])
 def test_an_evaluation_is_named_also_of_a_rank_that_is_slow(slower_ms: int) -> None:
     run = _with_an_evaluation_between_steps(evaluation_ms=1000, saving_ms=0, slower_ms=slower_ms)
 
-    causes = [verdict.cause for verdict in findings_of(run).verdicts]
+    causes = [verdict.cause for verdict in findings_of(run).slow]
     assert causes == ["evaluation", "compute"][: 2 if slower_ms else 1]
 
 
@@ -320,31 +301,31 @@ def evaluating(rank_1_ms: Sequence[int], *, num_steps: int = 21, meets: bool = T
 DP, EVALUATED = group("dp", 0, 1), group("evaluated", 0, 1)
 
 
-def of_summary(run: Run) -> Findings:
+def of_summary(run: Run) -> Judgement:
     analysis = analyse(run)
     return find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
 
 
 def test_waits_between_steps_count_with_those_after_the_last_one() -> None:
-    (verdict,) = of_summary(evaluating([250] * 4, num_steps=20)).verdicts
+    (verdict,) = of_summary(evaluating([250] * 4, num_steps=20)).slow
 
     assert (verdict.rank, verdict.cause) == (1, "evaluation")
     # Of 19 steps without the warm-up: four times 200 ms more than rank 0, which waits for them.
-    assert verdict.cost_ms_per_step == pytest.approx(4 * 200 / 19)
-    assert verdict.occurrence == "in 4 of 19 steps (5, 10, 15, 19): 0.8 s in all"
+    assert ms(verdict.cost_ns) == pytest.approx(4 * 200 / 19)
+    assert verdict.format_cost() == "in 4 of 19 steps (5, 10, 15, 19): 0.8 s in all"
     assert "4 times, by 200 ms each (median), 800 ms in all" in verdict.evidence
     assert f"needs {4 * 250 / 19:.1f} ms per step for evaluation (mean)" in verdict.evidence
 
 
 def test_a_delay_costs_the_same_when_ranks_meet_in_the_next_step() -> None:
     run = evaluating([250] * 4, meets=False)
-    (verdict,) = of_summary(run).verdicts
+    (verdict,) = of_summary(run).slow
 
     assert (verdict.rank, verdict.cause) == (1, "evaluation")
-    assert verdict.cost_ms_per_step == pytest.approx(4 * 200 / 20)
+    assert ms(verdict.cost_ns) == pytest.approx(4 * 200 / 20)
 
 
 @pytest.mark.parametrize("rank_1_ms", [[50] * 4, [90, 30, 95, 25], [250, 250], [30, 120, 20, 110]])
 @pytest.mark.parametrize("meets", [False, True])
 def test_evaluations_that_scatter_or_are_few_name_nobody(rank_1_ms: list[int], meets: bool) -> None:
-    assert of_summary(evaluating(rank_1_ms, meets=meets)).verdicts == ()
+    assert of_summary(evaluating(rank_1_ms, meets=meets)).slow == ()

@@ -13,6 +13,7 @@ from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.synth import Fault, Job, synthesize
 from tests.analysis.stragglers.judged_jobs import found, judged
+from tests.findings.reading import ms, why_not
 
 MS = 1_000_000
 STAGES: dict[str, Any] = {
@@ -39,27 +40,27 @@ def test_a_link_slow_in_a_part_of_the_run_is_named_with_these_steps(
 ) -> None:
     findings, cost_ms = judged([f"{fault}@{first}:{end}"], **job)
 
-    (verdict,) = findings.verdicts
+    (verdict,) = findings.slow
     assert (verdict.who, verdict.cause) == (who, "communication")
     (stretch,) = verdict.stretches
-    assert stretch[:2] == (max(first, 1), end - 1)  # the first step warms up
-    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
-    assert stretch.cost_ms_per_step == pytest.approx(cost_ms * 40 / (end - first), rel=0.1)
+    assert (stretch.first, stretch.last) == (max(first, 1), end - 1)  # the first step warms up
+    assert ms(verdict.cost_ns) == pytest.approx(cost_ms, rel=0.1)
+    assert ms(stretch.cost_ns) == pytest.approx(cost_ms * 40 / (end - first), rel=0.1)
 
 
 def test_a_network_that_becomes_slow_is_compared_with_its_past() -> None:
     findings = found(["slow-network=1:50@20:40"], **TWO_HOSTS)
 
     assert "times as long, after all participants have arrived, as in the steps in which they were fast" in (
-        findings.verdicts[0].evidence
+        findings.slow[0].evidence
     )
 
 
 def test_a_network_that_is_always_slow_is_answered_with_what_would_show_it() -> None:
     findings = found(["slow-network=1:50"], **TWO_HOSTS)
 
-    assert findings.verdicts == ()
-    (said,) = findings.abstentions
+    assert findings.slow == ()
+    (said,) = why_not(findings.findings)
     assert said.startswith("Transfers between hosts take 65% of a step, 7")
     assert "most of it all_reduce of 524.3 MB in 5" in said
     assert said.endswith("(--baseline RUN) or a bandwidth test between pairs of hosts decides.")
@@ -69,7 +70,7 @@ def test_lost_communications_do_not_count_among_the_transfers_between_hosts() ->
     run = synthesize(Job(tp=2, pp=1, dp=3, microbatches=4, steps=9, missing=0.05, jitter=0, seed=78, gpus_per_host=2))
     matched = match_run(run.run)
 
-    (said,) = find_stragglers(matched.run, matched.matches).abstentions
+    (said,) = why_not(find_stragglers(matched.run, matched.matches).findings)
     assert said.startswith("Transfers between hosts take ")
 
 
@@ -80,10 +81,10 @@ def test_another_run_tells_that_the_network_is_slow() -> None:
     )
     baseline = HealthyRun.of(well.run, StepStatistics.of(well.run, build_program(well.run, well.matches)))
 
-    (verdict,) = find_stragglers(slow.run, slow.matches, baseline=baseline).verdicts
+    (verdict,) = find_stragglers(slow.run, slow.matches, baseline=baseline).slow
     assert (verdict.who, verdict.cause) == (BETWEEN, "communication")
     assert "as in the baseline" in verdict.evidence
-    assert find_stragglers(well.run, well.matches, baseline=baseline).verdicts == ()
+    assert find_stragglers(well.run, well.matches, baseline=baseline).slow == ()
 
 
 def test_most_links_that_are_slower_than_a_few_are_not_named_but_said() -> None:
@@ -91,7 +92,7 @@ def test_most_links_that_are_slower_than_a_few_are_not_named_but_said() -> None:
     slow = [f"slow-link={first}-{first + 1}:40" for first in (2, 4, 6)]
     findings = found(slow, **STAGES)
 
-    assert findings.verdicts == ()
-    (said,) = findings.abstentions
+    assert findings.slow == ()
+    (said,) = why_not(findings.findings)
     assert "3 of 4 links take 39.9 times as long as the fastest that carry the same" in said
     assert "With all as fast as these, a step would be" in said

@@ -6,38 +6,39 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.search import Judgement, find_stragglers
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
+from tests.findings.reading import ms, why_not
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
 STEPS, MICROBATCHES = 10, 8
 
 
-def findings_of(run: Run) -> Findings:
+def findings_of(run: Run) -> Judgement:
     return find_stragglers(run, match(run))
 
 
 def test_an_uneven_stage() -> None:
     job = PipelineJob(2, 8, data_parallel=2, steps=9, extra_forward_ns={2: 3 * MS, 3: 3 * MS})
 
-    (verdict,) = findings_of(job.run()).verdicts
+    (verdict,) = findings_of(job.run()).slow
 
     assert (verdict.rank, verdict.cause) == (2, "stage_imbalance")
     assert (
         "works at least 48.0 ms per step in forward and backward, 100 % more than the other stage " in verdict.evidence
     )
     # 1 + 8·6 + 2 = 51; with 1.5 per forward and 1.5 … per backward, 3 in all on both stages: 27.
-    assert verdict.cost_ms_per_step == pytest.approx(51 - 27, abs=1)
+    assert ms(verdict.cost_ns) == pytest.approx(51 - 27, abs=1)
 
 
 def test_the_last_of_two_stages_may_do_more_work() -> None:
     job = PipelineJob(2, 8, data_parallel=2, steps=9, extra_forward_ns={2: MS, 3: MS})
     findings = findings_of(job.run())
 
-    assert findings.verdicts == ()
-    assert findings.abstentions == (
+    assert findings.slow == ()
+    assert why_not(findings.findings) == (
         "The last of two stages works 33 % longer than the first (32.0 against 24.0 ms per step): either its output "
         "layer and loss take that, or it has too many layers. A healthy run (--baseline RUN) decides.",
     )
@@ -46,14 +47,14 @@ def test_the_last_of_two_stages_may_do_more_work() -> None:
 def test_the_first_of_two_stages_has_no_reason_to_do_more_work() -> None:
     job = PipelineJob(2, 8, data_parallel=2, steps=9, extra_forward_ns={0: MS, 1: MS})
 
-    (verdict,) = findings_of(job.run()).verdicts
+    (verdict,) = findings_of(job.run()).slow
 
     assert (verdict.who, verdict.cause) == ("stage 0 (ranks 0–1)", "stage_imbalance")
     assert "33 % more than the other stage (24.0 ms" in verdict.evidence
 
 
 def test_sequences_of_different_length_that_move_between_ranks() -> None:
-    (verdict,) = findings_of(_data_parallel_run(_lengths(backward_follows_forward=True))).verdicts
+    (verdict,) = findings_of(_data_parallel_run(_lengths(backward_follows_forward=True))).slow
 
     assert (verdict.rank, verdict.host, verdict.cause) == (-1, "", "sequence_length_imbalance")
     assert "(rank correlation 1.00)" in verdict.evidence
@@ -64,7 +65,7 @@ def test_uneven_sequences_on_a_machine_that_holds_up_single_microbatches() -> No
     lengths[0][::5, 5, 0] += 30
     lengths[1][1::5, 2, 1] += 40
 
-    (verdict,) = findings_of(_data_parallel_run(lengths)).verdicts
+    (verdict,) = findings_of(_data_parallel_run(lengths)).slow
 
     assert (verdict.rank, verdict.cause) == (-1, "sequence_length_imbalance")
 
@@ -76,12 +77,12 @@ def test_single_long_microbatches_on_changing_ranks() -> None:
     for step in range(STEPS):
         lengths[int(random.integers(2))][step, int(random.integers(MICROBATCHES))] *= 3
 
-    (verdict,) = findings_of(_data_parallel_run(lengths)).verdicts
+    (verdict,) = findings_of(_data_parallel_run(lengths)).slow
 
     assert (verdict.rank, verdict.cause) == (-1, "sequence_length_imbalance")
     assert "(so are 100% of those that take half as long again as usual)" in verdict.evidence
     # Each step waits for one rank that takes 2 * 20 ms longer; shared evenly by two ranks that would be half of it.
-    assert verdict.cost_ms_per_step == pytest.approx(20, rel=0.1)
+    assert ms(verdict.cost_ns) == pytest.approx(20, rel=0.1)
 
 
 def test_single_forwards_that_the_machine_holds_up_are_no_long_microbatches() -> None:
@@ -90,36 +91,36 @@ def test_single_forwards_that_the_machine_holds_up_are_no_long_microbatches() ->
     for step in range(STEPS):
         lengths[int(random.integers(2))][step, int(random.integers(MICROBATCHES)), step % 2] *= 3
 
-    assert findings_of(_data_parallel_run(lengths)).verdicts == ()
+    assert findings_of(_data_parallel_run(lengths)).slow == ()
 
 
 def test_durations_that_vary_without_reason_have_no_verdict() -> None:
-    assert findings_of(_data_parallel_run(_lengths(backward_follows_forward=False))).verdicts == ()
+    assert findings_of(_data_parallel_run(_lengths(backward_follows_forward=False))).slow == ()
 
 
 def test_a_slow_link_whose_end_is_known() -> None:
     findings = findings_of(_linked_run(slow_pairs=((1, 3), (0, 1))))
 
-    (verdict,) = findings.verdicts
+    (verdict,) = findings.slow
     assert (verdict.rank, verdict.cause) == (1, "communication")
     assert "take up to 5.0 times as long" in verdict.evidence
     # Ten messages to the next stage and ten all-reduces, 4 ms more each.
-    assert verdict.cost_ms_per_step == pytest.approx(80)
+    assert ms(verdict.cost_ns) == pytest.approx(80)
 
 
 def test_a_slow_link_is_named_with_both_of_its_ends() -> None:
     findings = findings_of(_linked_run(slow_pairs=((1, 3),)))
 
-    (verdict,) = findings.verdicts
+    (verdict,) = findings.slow
     assert (verdict.ranks, verdict.cause) == ((1, 3), "communication")
     assert verdict.who == "link from rank 1 on node0 to rank 3 on node0"
-    assert verdict.cost_ms_per_step == pytest.approx(40)
+    assert ms(verdict.cost_ns) == pytest.approx(40)
 
 
 def test_links_that_are_alike() -> None:
     findings = findings_of(_linked_run(slow_pairs=()))
 
-    assert (findings.verdicts, findings.abstentions) == ((), ())
+    assert (findings.slow, why_not(findings.findings)) == ((), ())
 
 
 def _lengths(*, backward_follows_forward: bool) -> dict[int, np.ndarray]:

@@ -22,6 +22,7 @@ from commtrace.synth import Fault, Job, synthesize
 from commtrace.synth import write as write_synthetic
 from tests.analysis.windows.made_runs import Told, plain, stragglers_of, summary_of, tell
 from tests.analysis.windows.recording import record
+from tests.findings.reading import in_json
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
@@ -112,7 +113,7 @@ def test_workers_summarise_and_find_stragglers_as_this_process_does(workers: Any
         workers_of_run = Workers(executor, 2)
         in_windows = open_run(slow_job.directory, workers=workers_of_run, most_bytes=0, most_rows=slow_job.most_rows)
         assert (stragglers_of(in_windows), summary_of(in_windows)) == (slow_job.stragglers, slow_job.summary)
-    assert json.loads(slow_job.stragglers)["verdicts"]
+    assert in_json(json.loads(slow_job.stragglers))
 
 
 def test_the_slow_job_is_cut_into_three_windows(slow_job: SlowJob) -> None:
@@ -121,6 +122,31 @@ def test_the_slow_job_is_cut_into_three_windows(slow_job: SlowJob) -> None:
 
     assert in_windows.measure(lambda analysis: analysis.context.steps).result == (*range(1, 10),)
     assert here.num_windows == 3
+
+
+@pytest.mark.parametrize(("most_kept", "times_read"), [(1 << 30, 1), (0, 4)])
+def test_replays_read_no_window_again_whose_model_is_kept(
+    slow_job: SlowJob, monkeypatch: pytest.MonkeyPatch, most_kept: int, times_read: int
+) -> None:
+    monkeypatch.setattr("commtrace.analysis.windows.run.MOST_KEPT", most_kept)
+    here = Here()
+    in_windows = open_run(slow_job.directory, workers=Workers(here, 2), most_bytes=0, most_rows=slow_job.most_rows)
+
+    assert summary_of(in_windows) == slow_job.summary
+    assert here.num_windows >= 3 * times_read if times_read > 1 else here.num_windows == 3
+
+
+def test_models_that_fit_are_kept_and_the_others_read_again(slow_job: SlowJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Here()
+    in_windows = open_run(slow_job.directory, workers=Workers(here, 2), most_bytes=0, most_rows=slow_job.most_rows)
+    sizes = in_windows.measure(lambda analysis: (analysis.observed.num_bytes,)).result
+    monkeypatch.setattr("commtrace.analysis.windows.run.MOST_KEPT", max(sizes) + 1)
+    some = open_run(slow_job.directory, workers=Workers(here, 2), most_bytes=0, most_rows=slow_job.most_rows)
+    some.measure(lambda analysis: (analysis.observed.num_bytes,))
+    read = here.num_windows
+
+    assert some.read(lambda observed: observed.steps.tolist()) == [*range(1, 10)]
+    assert here.num_windows == read + 2
 
 
 def end_at_once(_: Analysis) -> Told:

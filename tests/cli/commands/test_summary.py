@@ -61,10 +61,10 @@ def test_several_stragglers_are_followed_by_what_they_cost_together() -> None:
     run = synthesize(Job(dp=4, steps=12, faults=faults)).run
     summary, output = summarise(run), printed(run)
 
-    assert [straggler.rank for straggler in summary.stragglers] == [1, 2]
-    assert summary.to_json()["together_ms_per_step"] == summary.together_ms_per_step > 0
+    assert [straggler.rank for straggler in summary.slow] == [1, 2]
+    assert summary.to_json()["together_ns"] == summary.together_ns > 0
     assert output.count("Together they cost") == 1
-    assert f"Together they cost {milliseconds(summary.together_ms_per_step * 1e6)} ms per step." in output
+    assert f"Together they cost {milliseconds(summary.together_ns)} ms per step." in output
 
 
 def test_the_engine_that_recorded_is_among_what_was_captured() -> None:

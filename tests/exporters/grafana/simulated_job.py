@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Final
 from unittest import mock
 
 import numpy as np
@@ -28,6 +29,8 @@ from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus import metrics
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
+from commtrace.findings.causes import JOB, PART_OF_LOSS
+from commtrace.findings.finding import LOST, Finding, finding_id
 from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.waits import Split
@@ -127,6 +130,13 @@ class SimulatedRank:
             self.step += 1
 
 
+LOST_TIME: Final = tuple(
+    Finding(id=finding_id(LOST, JOB, cause), kind=LOST, place=JOB, cause=cause, cost_ns=SECOND / 9)
+    for cause in PART_OF_LOSS
+)
+"""What the monitor would say of the steps that it replays."""
+
+
 def ranks_of(simulation: Simulation, start_seconds: float) -> Iterator[SimulatedRank]:
     """Yield every rank; its monotonic clock begins with the job."""
     synthetic = synthesize(simulation.job)
@@ -134,7 +144,7 @@ def ranks_of(simulation: Simulation, start_seconds: float) -> Iterator[Simulated
         live = _live_rank(synthetic, number, start_seconds)
         if number == 0:
             live.joins = True
-            live.findings = (slow_finding(simulation.slow_rank),)
+            live.findings = (slow_finding(simulation.slow_rank), *LOST_TIME)
         summaries = _summaries(synthetic, number, live)
         live.learn(Row(schema.MARK, "topology", schema.HOST, 0, 0, detail='{"process_start_ns": -120000000000}'))
         yield SimulatedRank(live, summaries[:2], summaries[2:])
@@ -156,7 +166,9 @@ def _summaries(synthetic: Synthetic, number: int, live: LiveRank) -> list[StepSu
     steps = steps[np.argsort(spans.end[steps])]
     window = SummaryInput(synthetic.names, spans, steps, owners(spans, steps), {})
     extras = StepExtras(100, 2_000_000, {}, {"tokens": 4096.0, "samples": 1.0, "model_flops": 4e15}, _DEVICE)
-    return summarise(window, live, [extras] * len(steps), GilYield())
+    told = summarise(window, live, [extras] * len(steps), GilYield())
+    # No device was watched.
+    return [replace(one, launch_bound_ns={phase: ns // 9 for phase, ns in one.compute_ns.items()}) for one in told]
 
 
 class PathOfRun:

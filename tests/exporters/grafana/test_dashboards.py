@@ -76,7 +76,8 @@ def exported() -> set[str]:
     """The names of all series of a rank of which everything is known, and of what is recorded from them."""
     totals = StepCounters()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
-    totals.add(summary(counts=counts, device=DeviceMemory("NVIDIA H200", 1, 1, 1, 1)))
+    device = DeviceMemory("NVIDIA H200", 1, 1, 1, 1)
+    totals.add(summary(counts=counts, device=device, launch_bound_ns={"forward": 1}))
     live = rank()
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     live.joins, live.findings = True, (slow_finding(),)

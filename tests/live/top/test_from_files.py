@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commtrace.analysis.summary import summarise
 from commtrace.errors import RunNotFoundError, TraceFormatError
+from commtrace.findings.causes import LOSSES, advice
 from commtrace.findings.finding import Finding
 from commtrace.findings.status import MonitorStatus
 from commtrace.live.top.frame import PARTS, Exposed, Frame
 from commtrace.live.top.from_files import FileSource, make_frame, read_monitor, steps_of
+from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import Newest
@@ -81,6 +84,28 @@ def test_a_slow_rank_is_named_with_its_cost() -> None:
     assert slow.cost_ns > 5 * MS
     assert slow.since_ns is None, "it may have begun before the steps shown"
     assert frame.verdict == f"Straggler: {slow.line()}."
+
+
+def test_a_job_whose_hosts_are_late_is_launch_bound_on_every_rank() -> None:
+    late = synthesize(Job(dp=4, steps=20, faults=(Fault.parse("late-launch=0,1,2,3:20"),))).run
+    frame = make_frame(newest(late, 4, 20), 16, EPOCH_NS)
+
+    (slow,) = frame.slow
+    assert (slow.words, slow.place) == ("launch-bound work, late host", "job")
+    assert slow.cost_ns == pytest.approx(20 * MS, rel=0.05)
+    assert slow.advice == advice("host", 0, "job")
+    assert [row.launch_bound_ns for row in frame.ranks] == [pytest.approx(20 * MS, rel=0.05)] * 4
+
+
+def test_time_that_is_lost_without_a_straggler_is_told_as_in_the_summary() -> None:
+    run = PipelineJob(2, 4, data_parallel=2, steps=12).run()
+    frame = make_frame(newest(run, 1, 12), 11, EPOCH_NS)
+    lost = [finding for finding in frame.findings if finding.kind == "lost"]
+
+    assert lost == [finding for finding in summarise(run, "1:12").findings if finding.kind == "lost"]
+    assert (lost[0].words, lost[0].advice) == (LOSSES["schedule"].words, LOSSES["schedule"].advice)
+    assert (lost[0].share or 0) > 0.1
+    assert {frame.sources[finding.id] for finding in lost} == {"steps shown"}
 
 
 def test_too_few_steps_are_said_to_be_too_few() -> None:

@@ -70,6 +70,17 @@ def test_an_endpoint_gives_the_parts_of_its_rank_and_says_what_it_does_not_know(
     assert [one.line() for one in frame.findings] == ["Not judged: One rank alone does not show who is slow."]
 
 
+def test_launch_bound_time_is_of_all_phases_and_unknown_without_its_metric() -> None:
+    (row,) = EndpointSource("http://h:1/metrics", 20).frame_of(text(10), NOW).ranks
+    assert row.launch_bound_ns is None
+    launches = """# TYPE commtrace_launch_bound_seconds counter
+commtrace_launch_bound_seconds_total{phase="forward"} 1
+commtrace_launch_bound_seconds_total{phase="in_no_span"} 0.5
+"""
+    (row,) = EndpointSource("http://h:1/metrics", 20).frame_of(text(10) + launches, NOW).ranks
+    assert row.launch_bound_ns == 150_000_000
+
+
 def test_labels_that_distinguish_series_of_a_rank_are_no_coordinates() -> None:
     joins = """# TYPE commtrace_finding_cost_seconds gauge
 commtrace_finding_cost_seconds{finding_rank="1",kind="slow",cause="compute",pp="2"} 0.1

@@ -12,6 +12,7 @@ import { showComparison } from "./panels/comparison";
 import { showCoverage } from "./panels/coverage";
 import { showExpected } from "./panels/expected";
 import { showExposed } from "./panels/exposed";
+import { namedRanks, showFindings } from "./panels/findings";
 import { showGroups } from "./panels/groups";
 import { showHeader } from "./panels/header";
 import { showHealth } from "./panels/health";
@@ -24,7 +25,6 @@ import { showPipeline } from "./panels/pipeline";
 import { showProgress, showRuns, watchGrowth } from "./panels/served";
 import { showSlowdown } from "./panels/slowdown";
 import { showSteps } from "./panels/steps";
-import { showStragglers, stragglingRanks } from "./panels/stragglers";
 import { TimelinePanel } from "./panels/timeline";
 import { showWhatIf } from "./panels/what_if";
 import { Theme } from "./theme";
@@ -62,7 +62,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
     offerPerfetto(source, run.title, () => panel.timeline.step?.number ?? null);
   }
   const summary = await existing(source.json<Summary>("summary.json"), "summary.json");
-  panel?.mark(stragglingRanks(summary));
+  panel?.mark(namedRanks(summary));
   const leads = leadsTo(panel, run);
   const overview = await readOverview(source);
   showSummary(summary, overview, theme, leads);
@@ -160,7 +160,7 @@ function showSummary(summary: Summary, overview: Overview | null, theme: Theme, 
   showExposed(summary, theme, leads);
   showCriticalPath(summary, theme, leads.rank);
   showLostTime(summary);
-  showStragglers(summary, leads.rank);
+  showFindings(summary, leads.rank);
   showPipeline(summary, leads.rank);
   showCommunication(summary);
   showModules(summary, leads.rank);

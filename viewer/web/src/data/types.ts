@@ -104,19 +104,22 @@ export interface PathShare {
   ns: number;
 }
 
-export interface Straggler {
-  rank: number;
-  who: string;
-  cause: string;
-  cost_ms_per_step: number;
+/** One of the list that every command shows (docs/json/finding.schema.json); epoch times in ns. */
+export interface Finding {
+  id: string;
+  kind: "failed" | "hang" | "mismatch" | "silent" | "slow" | "lost" | "recording" | "not_judged";
+  ranks: number[];
+  stretches: { first: number; last: number; since_ns: number | null; until_ns: number | null }[];
+  since_step: number;
+  since_ns: number | null;
+  occurrence: { steps: number[] } | null;
+  cost_ns: number | null;
   cost_is_bound: boolean;
-  occurrence: string;
-  evidence: unknown;
-  next_step: string | null;
-  members: { rank: number }[];
-  stretches: { first: number; last: number; since_utc: string | null; until_utc: string | null }[];
-  since_step: number | null;
-  since_utc: string | null;
+  share: number | null;
+  evidence: string;
+  advice: string;
+  words: string;
+  text: string;
 }
 
 export interface Awaited {
@@ -124,6 +127,7 @@ export interface Awaited {
   share: number;
   text: string;
   stands_out: boolean;
+  because: string;
 }
 
 export type StageValue = number | string | number[] | null;
@@ -174,7 +178,6 @@ export interface Summary {
   };
   verdict: string;
   problems: string[];
-  abstentions: string[];
   alignment: {
     method: string;
     observations: number;
@@ -191,6 +194,6 @@ export interface Summary {
   communication: Communication[];
   modules: ModuleTime[];
   pipeline: Pipeline | null;
-  stragglers: Straggler[];
+  findings: Finding[];
   coverage: { captured: unknown; dropped: unknown; not_visible: unknown; replays: { sentence: string }[] };
 }

@@ -2,7 +2,6 @@ import type { Summary } from "../data/types";
 import { byId } from "../dom";
 import { formatDuration, joined } from "../format";
 import { dataTable } from "../table";
-import { described } from "./stragglers";
 
 export function showCoverage({ alignment, coverage, run }: Summary): void {
   const residual = alignment.residual_ns;
@@ -30,4 +29,13 @@ export function showCoverage({ alignment, coverage, run }: Summary): void {
       rows,
     ),
   );
+}
+
+/** A value of the summary as text: nested parts as `name: value; name: value`. */
+function described(value: unknown): string {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "object") return String(value);
+  return Object.entries(value)
+    .map(([name, part]) => `${name.replaceAll("_", " ")}: ${described(part)}`)
+    .join("; ");
 }

@@ -18,7 +18,7 @@ interface ListedRun {
     hosts: string[];
     steps: number | null;
   } | null;
-  verdict: { verdict: string } | null;
+  verdict: { text: string } | null;
   problems: string[];
 }
 
@@ -49,7 +49,7 @@ export async function showRuns(source: ServerSource, token: string): Promise<voi
       order: (run: ListedRun) => run.facts?.world_size ?? 0,
     },
     { heading: "state", text: (run: ListedRun) => run.state.replaceAll("_", " "), isWords: true },
-    { heading: "verdict", text: (run: ListedRun) => run.verdict?.verdict ?? run.problems[0] ?? "–", isWords: true },
+    { heading: "verdict", text: (run: ListedRun) => run.verdict?.text ?? run.problems[0] ?? "–", isWords: true },
   ];
   byId("runs").append(dataTable(columns, [...runs].reverse(), open));
 }

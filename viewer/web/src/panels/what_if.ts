@@ -6,6 +6,7 @@ import type { Source } from "../data/source";
 import type { Summary } from "../data/types";
 import { byId, element } from "../dom";
 import { formatMilliseconds, formatPercent } from "../format";
+import { namedRanks } from "./findings";
 
 /** `commtrace whatif --json`, as far as the page reads it, and the name of the predicted step. */
 export interface Answer {
@@ -53,15 +54,16 @@ export function rolesOf({ communication }: Pick<Summary, "communication">): stri
 
 function form(
   source: ServerSource,
-  { pipeline, stragglers }: Summary,
+  summary: Summary,
   roles: readonly string[],
   draw: (name: string) => Promise<void>,
 ): HTMLElement[] {
+  const { pipeline } = summary;
   const bandwidth = labelledSelect("what-if-bandwidth", "Bandwidth of", ["no role", ...roles, "all"]);
   const factor = number("what-if-factor", "times", "any");
   factor.node.value = "2";
   const overlap = labelledSelect("what-if-overlap", "Perfect overlap of", ["no role", ...roles, "all"]);
-  const ranks = [...new Set(stragglers.flatMap(({ members }) => members.map(({ rank }) => String(rank))))];
+  const ranks = [...namedRanks(summary)].map(String);
   const slow = labelledSelect("what-if-slow", "Slow ranks", [
     AS_RECORDED,
     ...ranks.map((rank) => `rank ${rank} like its peers`),

@@ -46,9 +46,8 @@ from commtrace.analysis.stragglers.search import Judgement, StragglerSums, judge
 from commtrace.analysis.timeline import step_durations
 from commtrace.analysis.windows.run import (
     ALONE,
-    LargeRun,
     MeasuredRun,
-    WholeRun,
+    OpenedRun,
     Workers,
     open_run,
 )
@@ -147,17 +146,15 @@ def summarise(source: str | Path | Run | ChosenSteps, steps: str | None = None, 
 
 def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary:
     """Summarise a run that was analysed already; see :func:`summarise_steps`."""
-    return summarise_steps(WholeRun(analysis), is_whole=is_whole)
+    return summarise_steps(OpenedRun.of(analysis), is_whole=is_whole)
 
 
-def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summary:
+def summarise_steps(run: OpenedRun, *, is_whole: bool = False) -> Summary:
     """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
     return summarise_measured(run, run.measure(measure_summary), is_whole=is_whole)
 
 
-def summarise_measured(
-    run: WholeRun | LargeRun, measured: MeasuredRun[SummarySums], *, is_whole: bool = False
-) -> Summary:
+def summarise_measured(run: OpenedRun, measured: MeasuredRun[SummarySums], *, is_whole: bool = False) -> Summary:
     """Summarise steps that were measured with :func:`measure_summary`, maybe together with other measurements."""
     measured = replace(measured, result=measured.result.joined())
     alignment, ranks_of_run = run.alignment, run.aligned
@@ -283,7 +280,7 @@ class _Replayed(NamedTuple):
     lost: LostTime | None = None
 
 
-def _replay(run: WholeRun | LargeRun, measured: SummarySums) -> _Replayed:
+def _replay(run: OpenedRun, measured: SummarySums) -> _Replayed:
     work, pipeline = measured.stragglers.work, measured.totals.pipeline
     if not run.steps.used:
         return _Replayed(None, Judgement())

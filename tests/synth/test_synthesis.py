@@ -14,7 +14,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import align
 from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.errors import ConfigurationError
 from commtrace.synth import FREE, Fault, Job, SimulatedClock, Synthetic, random_clocks, synthesize, write
 from commtrace.trace import schema
@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
     assert ends[0] == ends[1] != ends[2]
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_run_is_read_back_whole(tmp_path: Path) -> None:
     made = synthesize(replace(SMALL, missing=0.05, clocks=random_clocks(1)))
     counted: list[int] = []
     written = write(made, tmp_path / "run", progress=counted.append)
@@ -235,7 +235,7 @@ def test_clocks_step() -> None:
 )
 def test_the_schedule_is_recognised(job: Job, schedule: str) -> None:
     analysis = analyse(synthesize(job).run)
-    found = find_pipeline(WholeRun(analysis))
+    found = find_pipeline(OpenedRun.of(analysis))
 
     assert found is not None
     assert (found.schedule, found.stages, found.microbatches) == (schedule, 4, 8)

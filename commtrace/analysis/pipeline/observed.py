@@ -29,7 +29,7 @@ from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.program import common_steps
 from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
-from commtrace.analysis.windows.run import LargeRun, WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -177,7 +177,7 @@ def _measure(analysis: Analysis) -> _Measured:
     return _Measured(totals, parts)
 
 
-def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
+def find_pipeline(run: OpenedRun) -> Pipeline | None:
     """Return the pipeline of a run; None without two stages, or without a step that all ranks recorded."""
     if not run.steps.used:
         return None
@@ -185,9 +185,7 @@ def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
     return pipeline_with_causes(run, measured.totals, None if measured.work is None else measured.work.joined())
 
 
-def pipeline_with_causes(
-    run: WholeRun | LargeRun, totals: PipelineTotals, statistics: StepStatistics | None
-) -> Pipeline | None:
+def pipeline_with_causes(run: OpenedRun, totals: PipelineTotals, statistics: StepStatistics | None) -> Pipeline | None:
     """Return the pipeline of measured steps; without ``statistics``, those of its replay, its causes are left out."""
     if statistics is None or not totals.is_pipeline:
         return totals.pipeline()

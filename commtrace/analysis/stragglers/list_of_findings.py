@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace as replaced
 from typing import Final
 
@@ -16,18 +16,16 @@ from msgspec.structs import replace
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
-from commtrace.analysis.stragglers.lost_time import LostTime
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_findings
 from commtrace.analysis.stragglers.search import Judgement, MeasuredWork, judge_stragglers
-from commtrace.analysis.windows.run import LargeRun, WholeRun
-from commtrace.findings.causes import JOB, OF_DIVISION, PART_OF_LOSS, advice
-from commtrace.findings.finding import LOST, Finding, finding_id, not_judged, ranked
+from commtrace.analysis.windows.run import OpenedRun
+from commtrace.findings.causes import JOB
+from commtrace.findings.finding import Finding, not_judged, ranked
 
 NO_STEPS: Final = "No step was recorded in full, so nothing can be compared."
 
 
-def findings_of_run(
-    run: WholeRun | LargeRun, measured: MeasuredWork, baseline: HealthyRun | None = None
-) -> tuple[Finding, ...]:
+def findings_of_run(run: OpenedRun, measured: MeasuredWork, baseline: HealthyRun | None = None) -> tuple[Finding, ...]:
     """Judge the steps of a run that count, of which the work was measured."""
     if not run.steps.used:
         return (not_judged(JOB, NO_STEPS),)
@@ -46,24 +44,7 @@ def with_lost_time(judgement: Judgement, lost: LostTime | None) -> tuple[Finding
         replace(finding, part_ns=ns / lost.num_steps)
         for finding, ns in zip(judgement.slow, lost.of_findings, strict=True)
     ]
-    return ranked([*slow, *_lost(lost, slow), *judgement.not_judged])
-
-
-def _lost(lost: LostTime, slow: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the parts of lost time without what the findings take of them."""
-    of_division = sum(one.part_ns or 0.0 for one in slow if one.cause in OF_DIVISION)
-    for cause, name in PART_OF_LOSS.items():
-        ns = getattr(lost, name) / lost.num_steps - (of_division if name == "imbalance_ns" else 0.0)
-        yield Finding(
-            id=finding_id(LOST, JOB, cause),
-            kind=LOST,
-            place=JOB,
-            cause=cause,
-            cost_ns=ns,
-            share=ns * lost.num_steps / lost.steps_ns if lost.steps_ns else None,
-            part_ns=ns,
-            advice=advice(cause, 0, JOB),
-        )
+    return ranked([*slow, *lost_findings(lost, judgement.slow), *judgement.not_judged])
 
 
 def with_reasons(awaited: Iterable[AwaitedRank], findings: Sequence[Finding]) -> tuple[AwaitedRank, ...]:

@@ -151,6 +151,8 @@ WIDEST: Final = 200
 _ROWS_WITHOUT_TERMINAL: Final = 16
 _FEWEST_ROWS: Final = 4
 _MOST_FINDINGS: Final = 3
+_MOST_LOST: Final = 2
+_WORTH_A_LINE: Final = 0.05
 _MOST_NOTES: Final = 4
 _MOST_ROLES: Final = 4
 _MOST_ROLE_COLUMNS: Final = 3
@@ -263,6 +265,9 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
             yield from _wrapped(not_judged.line(), width, "yellow", "  ")
         elif frame.num_steps:
             yield Text("No straggler in these steps.", "green")
+    lost = [finding for finding in frame.findings if finding.kind == LOST and (finding.share or 0.0) >= _WORTH_A_LINE]
+    for finding in lost[:_MOST_LOST]:
+        yield from _wrapped(f"Lost time, {finding.line()}. {finding.advice}", width, "yellow", "  ")
     yield from _most_waited_for(frame)
 
 

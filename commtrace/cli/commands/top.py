@@ -249,11 +249,12 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
     if len(frame.notes) > _MOST_NOTES:
         yield Text(f"({len(frame.notes) - _MOST_NOTES} more notes: --json)", "dim")
     urgent = [finding for finding in frame.findings if finding.kind not in (LOST, RECORDING, NOT_JUDGED)]
-    for finding in urgent[:_MOST_FINDINGS]:
+    for number, finding in enumerate(urgent[:_MOST_FINDINGS]):
         by = _by(finding, frame.sources.get(finding.id, ""))
         if finding.kind == SLOW:
-            yield Text.assemble((f"STRAGGLER {finding.line()}", "bold red"), by)
-            yield from _wrapped(f"  {finding.evidence}", width, "", "  ")
+            yield from _wrapped(f"STRAGGLER {finding.line()}{by}", width, "bold red", "  ")
+            more = finding.evidence if number else f"{finding.evidence} {finding.advice}"
+            yield from _wrapped(f"  {more}", width, "", "  ")
         else:
             yield from _wrapped(f"{finding.kind.upper()}: {finding.line()}{by}", width, "bold red", "  ")
             yield from _wrapped(f"  {finding.advice}", width, "", "  ")

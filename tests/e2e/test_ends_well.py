@@ -83,7 +83,7 @@ def test_a_shell_that_hides_the_exit_code_does_not_make_a_killed_rank_one_that_e
 
     assert status == 1
     assert "ended" not in {one["state"] for one in diagnosis["ranks"] if one["exception"] is None}
-    assert "rank 1" in diagnosis["findings"][0]
+    assert "rank 1" in diagnosis["findings"][0]["evidence"]
     said = [note for note in diagnosis["notes"] if "ended with exit code 0, but a shell had started" in note]
     # An exception of another rank, where the launcher leaves it the time to raise one, says it all.
     assert len(said) == all(one["exception"] is None for one in diagnosis["ranks"])
@@ -107,7 +107,7 @@ def test_a_rank_that_fails_is_named(tmp_path: Path, how: str) -> None:
     status, diagnosis = diagnosis_of(tmp_path / "run")
 
     assert status == 1
-    assert "Failed first: rank 1" in diagnosis["findings"][0]
+    assert "Failed first: rank 1" in diagnosis["findings"][0]["evidence"]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

@@ -13,6 +13,7 @@ from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.trace.run import FailedCommunication, PeerLook, Run
 from tests.analysis.hung_runs import NOW_NS, SECOND, done, flight, stopped_run
 from tests.factory import group
+from tests.findings.reading import said
 
 TP = group("tp", 0, 1)
 WORLD = group("world", 0, 1, 2)
@@ -24,13 +25,15 @@ def test_the_first_killed_rank_to_stop_is_named() -> None:
         "The files of ranks 0–1 break off: killed, a crash below Python, or a directory that could not be written any "
         "more (the log says so)."
     )
-    first, together = (examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS).findings for last in (98, 100))
-    assert [*first] == [
+    first, together = (
+        said(examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS).findings) for last in (98, 100)
+    )
+    assert first == [
         "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
         "which. Until it is known why, keep its node out of the next job: start it on another host.",
         "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
     ]
-    assert [*together] == [broken]
+    assert together == [broken]
 
 
 def test_a_rank_that_had_ended_in_order_long_before_hides_nobody() -> None:
@@ -46,7 +49,7 @@ def test_a_rank_that_was_killed_while_all_others_raised_is_where_to_look() -> No
         closed=[0, 2],
         exceptions={0: "RuntimeError", 2: "RuntimeError"},
     )
-    assert [*examine(run, now_ns=NOW_NS).findings] == [
+    assert said(examine(run, now_ns=NOW_NS).findings) == [
         "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
         "which. Ranks 0, 2 failed because it was gone. Until it is known why, keep its node out of the next job: start "
         "it on another host.",
@@ -76,7 +79,7 @@ def job_of_three(exceptions: Mapping[int, str], cut_off: Sequence[int], frames: 
 def test_a_rank_that_raised_by_itself_failed_before_ranks_whose_communication_failed() -> None:
     """And before rank 0, which the launcher killed."""
     run = job_of_three({1: "RuntimeError", 2: "ValueError"}, cut_off=[1], frames={2: "train.py:31 <module>"})
-    assert [*examine(run, now_ns=NOW_NS).findings] == [
+    assert said(examine(run, now_ns=NOW_NS).findings) == [
         "Failed first: rank 2 on node0, with an uncaught ValueError at train.py:31 <module>; its message is in the "
         "log.",
         "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
@@ -88,7 +91,7 @@ def test_a_rank_that_raised_by_itself_failed_before_ranks_whose_communication_fa
 def test_a_killed_rank_whose_communication_did_not_fail_failed_first() -> None:
     diagnosis = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=(0, 1))
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
         "which. Ranks 0–1 failed because it was gone. Until it is known why, keep its node out of the next job: start "
         "it on another host."
@@ -97,7 +100,7 @@ def test_a_killed_rank_whose_communication_did_not_fail_failed_first() -> None:
 
 def test_two_killed_ranks_are_both_named_when_nothing_distinguishes_them() -> None:
     diagnosis = examine(job_of_three({1: "RuntimeError"}, cut_off=[1]), now_ns=NOW_NS)
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "Failed first: one of ranks 0, 2, whose files break off; which, the launcher's log says (torchrun: \"first "
         'observed failure").'
     )
@@ -214,7 +217,7 @@ def broken_off(looks: Looks, **changes: Any) -> Run:
 )
 def test_nobody_raised_and_all_break_off_but_it_was_seen_who_was_first(looks: Looks, sentences: list[str]) -> None:
     """On GPUs, where the others have noticed nothing when the launcher kills them."""
-    assert [*examine(broken_off(looks), now_ns=NOW_NS).findings] == sentences
+    assert said(examine(broken_off(looks), now_ns=NOW_NS).findings) == sentences
 
 
 def test_hosts_have_monotonic_clocks_of_their_own() -> None:
@@ -231,7 +234,7 @@ def test_a_job_that_hung_was_ended_for_that_whoever_went_first(last: Mapping[int
     looks = {1: (PeerLook(0, (0,)), PeerLook(80 * MS, ()))}
     diagnosis = examine(broken_off(looks, in_flight=hung, last=last), now_ns=NOW_NS)
     assert diagnosis.first_failure is None
-    assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 2."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 2."
 
 
 def test_a_dead_rank_that_others_waited_for_until_the_launcher_came_failed_first() -> None:
@@ -246,7 +249,7 @@ def test_a_rank_that_ended_in_order_and_left_the_others_waiting_is_named() -> No
     run = replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], closed=True)})
     diagnosis = examine(run, now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=(1,), ended=True)  # fmt: skip
-    assert [*diagnosis.findings] == [
+    assert said(diagnosis.findings) == [
         "Left first: rank 2 ended cleanly, and it never came to all_reduce 5 of the world group of ranks 0–2, in "
         "which rank 1 failed. See why the script ended earlier there: fewer batches, a return, sys.exit.",
         "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
@@ -273,7 +276,7 @@ def test_a_rank_that_ended_in_order_and_left_the_others_waiting_is_named() -> No
 def test_a_rank_without_files_may_have_been_killed_before_its_first_word(cut_off: list[int], sentence: str) -> None:
     run = job_of_three(dict.fromkeys(cut_off, "RuntimeError"), cut_off=cut_off)
     run = replace(run, ranks={rank: trace for rank, trace in run.ranks.items() if rank != 2})
-    assert examine(run, now_ns=NOW_NS).findings[0] == sentence
+    assert examine(run, now_ns=NOW_NS).findings[0].evidence == sentence
 
 
 def job_of_two(exception: str, frame: str) -> Run:
@@ -286,7 +289,7 @@ def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_brok
     diagnosis = examine(
         job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward"), now_ns=NOW_NS
     )
-    assert [*diagnosis.findings] == [
+    assert said(diagnosis.findings) == [
         "Failed first: one of ranks 0–1: rank 1 ended with an uncaught RuntimeError at "
         "/venv/torch/autograd/graph.py:979 _engine_run_backward, which may be because another rank was gone; the files "
         'of rank 0 break off. Which came first, the launcher\'s log says (torchrun: "first observed failure").'
@@ -334,7 +337,7 @@ def test_ranks_that_died_with_their_host_are_named_together_with_it(last: Mappin
     """At about the same time as the others, or long before: until NCCL's watchdog gave up."""
     diagnosis = examine(job_of_two_hosts(last), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2, 3), raised=False, cut_off=(0, 1), together=True)
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "Failed first: ranks 2–3 on node1, whose files break off together: killed, crashed below Python, or their host "
         "went down; dmesg says which, and if only one of them began it, the launcher's log says (torchrun: \"first "
         'observed failure"). Ranks 0–1 failed because they were gone. Until it is known why, keep their nodes out of '
@@ -349,7 +352,7 @@ def test_a_host_that_fell_silent_is_named_though_nobody_raised() -> None:
 
 def test_ranks_that_all_raised_the_same_failed_together() -> None:
     run = job_of_three({0: "KeyError", 1: "KeyError", 2: "KeyError"}, cut_off=[])
-    assert [*examine(run, now_ns=NOW_NS).findings] == [
+    assert said(examine(run, now_ns=NOW_NS).findings) == [
         "Ranks 0–2 ended with an uncaught KeyError: its message is in the log."
     ]
 

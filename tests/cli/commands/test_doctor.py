@@ -13,6 +13,7 @@ from commtrace.cli.main import app
 from commtrace.trace import schema
 from commtrace.trace.files.rank_files import write_exit
 from commtrace.trace.files.writer import SegmentWriter
+from tests.findings.reading import said
 from tests.interchange.dumps.flight_recorder_files import entry, write_dump
 from tests.json_schemas import errors
 from tests.trace.rows import mark, metadata, row, steps, write_rank
@@ -39,7 +40,7 @@ def test_findings_are_exit_1(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert answer["run"]["missing_ranks"] == [1]
-    assert any("1 of 2 ranks have no readable files" in finding for finding in answer["findings"])
+    assert any("1 of 2 ranks have no readable files" in finding for finding in said(answer["findings"]))
 
 
 def test_an_unreadable_run_is_exit_2(tmp_path: Path) -> None:
@@ -149,5 +150,5 @@ def test_actors_that_were_not_done_have_broken_off(changes: dict[str, Any], tmp_
     code, answer = of_actors(tmp_path / "run", **changes)
 
     assert code == 1
-    assert any("break off" in finding for finding in answer["findings"])
+    assert any("break off" in finding for finding in said(answer["findings"]))
     assert [rank["launcher"] for rank in answer["ranks"]] == [None, None]

@@ -148,7 +148,7 @@ def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
 
 
 def test_the_monitor_counts_once_with_an_analysis(runs: Path) -> None:
-    write_monitor(runs / "slow", stragglers=[live("node0"), live("node1", "data")])
+    write_monitor(runs / "slow", findings=[live("node0"), live("node1", "data")])
     invoke("summary", runs / "slow", "--keep")
 
     found = hosts(runs)
@@ -190,7 +190,7 @@ def test_a_file_that_cannot_be_written_fails_no_command(command: str, runs: Path
 
 def test_words_of_files_cannot_move_the_cursor(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs" / "run", hosts=("al\x1b[2Jpha",), end={"exception": "E\x1b[2J"})
-    write_monitor(run, stragglers=[live("b\x1b[2J", who="[bold]r\x1b[2J")])
+    write_monitor(run, findings=[live("b\x1b[2J", who="[bold]r\x1b[2J")])
 
     for command in ("list", "hosts"):
         assert "\x1b" not in invoke(command, tmp_path / "runs").stdout

@@ -391,14 +391,14 @@ class ZeroPhases:
     def _gathering(self, original: Callable[..., object]) -> Callable[..., object]:
         def begin(args: Arguments, _kwargs: Keywords) -> Span:
             module, parameters = self._fetched_for, args[1] if len(args) > 1 else ()
-            one = next(iter(parameters), None)
-            is_prefetch = not (module is None or one is None or _is_parameter_of(module, one))
+            first_parameter = next(iter(parameters), None)
+            is_prefetch = not (module is None or first_parameter is None or _is_parameter_of(module, first_parameter))
             return self._tracer.enter(schema.PHASE, "prefetch" if is_prefetch else "gather")
 
         return self._hooks.around(begin, self._hooks.end)(original)
 
 
 def _is_parameter_of(module: torch.nn.Module, parameter: object) -> bool:
-    own = module.parameters(recurse=bool(getattr(module, "_z3_leaf", False)))
+    parameters_of_module = module.parameters(recurse=bool(getattr(module, "_z3_leaf", False)))
     external = getattr(module, "_external_params", {}).values()  # of other modules, which it uses all the same
-    return any(one is parameter for one in (*own, *external))
+    return any(candidate is parameter for candidate in (*parameters_of_module, *external))

@@ -39,7 +39,7 @@ _MOST_TENSORS: Final = 65_536
 
 def deepspeed_sizes(engine: DeepSpeedEngine) -> Topology:
     """Return the parameters and the options of an engine; nothing if they are more than a mark can hold."""
-    parameters = [one for one in engine.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in engine.parameters() if parameter.requires_grad]
     if not parameters or len(parameters) > _MOST_TENSORS:
         return {}
     options = {name: _called(engine, method) for name, method in _OPTIONS.items()}
@@ -54,7 +54,7 @@ def deepspeed_sizes(engine: DeepSpeedEngine) -> Topology:
             "parameter_bytes": parameters[0].dtype.itemsize,
             "gradient_bytes": dtype.itemsize,
         },
-        "parameter_elements": [int(getattr(one, "ds_numel", one.numel())) for one in parameters],
+        "parameter_elements": [int(getattr(parameter, "ds_numel", parameter.numel())) for parameter in parameters],
         "parameter_groups": _groups(engine, parameters),
         "not_planned": left_out,
     }
@@ -77,6 +77,6 @@ def _groups(engine: object, parameters: Iterable[object]) -> list[int]:
     """Return the optimizer's group of every parameter; nothing if there is one."""
     optimizer = getattr(engine, "optimizer", None)
     groups = getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "fp16_groups", None) or []
-    number = {id(one): index for index, group in enumerate(groups) for one in group}
-    found = [number.get(id(one), 0) for one in parameters]
-    return found if len(set(found)) > 1 else []
+    number = {id(parameter): index for index, group in enumerate(groups) for parameter in group}
+    group_of_parameter = [number.get(id(parameter), 0) for parameter in parameters]
+    return group_of_parameter if len(set(group_of_parameter)) > 1 else []

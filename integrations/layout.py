@@ -23,10 +23,10 @@ _logger: Final = logging.getLogger("commtrace")
 
 def place_in(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
     """Return the place of a rank in each dimension; the first dimension is that of neighbouring ranks."""
-    place = {}
+    coordinates = {}
     for name, size in sizes.items():
-        rank, place[name] = divmod(rank, size)
-    return place
+        rank, coordinates[name] = divmod(rank, size)
+    return coordinates
 
 
 def install(tracer: Tracer, sizes: Mapping[str, int]) -> Callable[[], None]:
@@ -79,10 +79,10 @@ class _Layout:
             return
         self._is_told = True
         _, known = self._tracer.topology()
-        place = place_in(self._sizes, rank)
+        coordinates = place_in(self._sizes, rank)
         self._tracer.set_topology(
             {
-                "coordinates": {**place, **known.get("coordinates", {})},
+                "coordinates": {**coordinates, **known.get("coordinates", {})},
                 "parallel": {**self._sizes, **known.get("parallel", {})},
             }
         )
@@ -90,5 +90,5 @@ class _Layout:
     def _dimension(self, ranks: tuple[int, ...]) -> str:
         """Return the only dimension in which these ranks differ; empty if there are several, or none."""
         places = [place_in(self._sizes, rank) for rank in ranks]
-        dimensions = [name for name in self._sizes if len({place[name] for place in places}) > 1]
+        dimensions = [name for name in self._sizes if len({coordinates[name] for coordinates in places}) > 1]
         return dimensions[0] if len(dimensions) == 1 else ""

@@ -327,11 +327,11 @@ class EvaluationMode:
             self._not_evaluated[key] = opened.reference
 
     def _until_gone(self, module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
-        key, opened, others = id(module), self.opened, self._not_evaluated
+        key, opened, not_evaluated = id(module), self.opened, self._not_evaluated
 
         def gone(_reference: object) -> None:  # before another object can have its id
             opened.pop(key, None)
-            others.pop(key, None)
+            not_evaluated.pop(key, None)
 
         return weakref.ref(module, gone)
 

@@ -51,11 +51,11 @@ def set_role_if_unknown(tracer: Tracer, process_group: ProcessGroup, role: str) 
 
 def _distinct(holdings: Iterable[tuple[object, str]]) -> GroupRoles:
     """Return every group that is held, alone or in a container, with the role of its first holder."""
-    found: dict[int, tuple[ProcessGroup, str]] = {}
+    groups: dict[int, tuple[ProcessGroup, str]] = {}
     for holding, role in holdings:
         for group in _groups_in(holding):
-            found.setdefault(id(group), (group, role))
-    return list(found.values())
+            groups.setdefault(id(group), (group, role))
+    return list(groups.values())
 
 
 def _groups_in(holding: object) -> list[ProcessGroup]:
@@ -162,9 +162,9 @@ def collection_roles(collection: object) -> GroupRoles:
     collections = [collection] if modules is None else list(modules.values())
     fields = _MEGATRON_COLLECTION.items()
     return [
-        found
+        group_and_role
         for each in collections
-        for found in _distinct_of_megatron((getattr(each, field, None), role) for field, role in fields)
+        for group_and_role in _distinct_of_megatron((getattr(each, field, None), role) for field, role in fields)
     ]
 
 
@@ -197,9 +197,9 @@ def megatron_framework() -> dict[str, str]:
 
 
 def _distinct_of_megatron(holdings: Iterable[tuple[object, str]]) -> GroupRoles:
-    found = _distinct(holdings)
-    has_context_parallelism = any(group.size() > 1 for group, role in found if role == "cp")
-    return found if has_context_parallelism else [(group, role.removesuffix("-cp")) for group, role in found]
+    groups = _distinct(holdings)
+    has_context_parallelism = any(group.size() > 1 for group, role in groups if role == "cp")
+    return groups if has_context_parallelism else [(group, role.removesuffix("-cp")) for group, role in groups]
 
 
 def _holds_a_group(name: str) -> bool:
@@ -276,10 +276,10 @@ def deepspeed_topology(engine: DeepSpeedEngine, roles: GroupRoles) -> Topology:
         group = next((group for group, role in roles if role == dimension), None)
         if group is not None:
             coordinates[dimension], sizes[dimension] = int(group.rank()), int(group.size())
-    place: Topology = {"coordinates": coordinates, "parallel": sizes} if roles else {}
+    layout: Topology = {"coordinates": coordinates, "parallel": sizes} if roles else {}
     stages = int(getattr(engine, "num_stages", 1))
     return {
-        **place,
+        **layout,
         "framework": {"name": "deepspeed", "version": _version("deepspeed")},
         "schedule": ONE_F_ONE_B if stages > 1 else NO_PIPELINING,
         "stages": stages,

@@ -6,7 +6,7 @@ from typing import Final
 
 from commtrace.analysis.comparison.compare import compare, step_series
 from commtrace.analysis.timeline import Timeline, step_durations
-from commtrace.analysis.windows.run import LargeRun, WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.errors import ConfigurationError
 from commtrace.viewer.choice import ranks_to_draw, steps_to_draw
 from commtrace.viewer.data import Resources, box_tables, encode_json, outline_json, ranks_table, step_json
@@ -15,7 +15,7 @@ MOST_BOXES: Final = 100_000
 """Of the step of the other run: about 1.3 MB."""
 
 
-def comparison_resources(before: WholeRun | LargeRun, after: WholeRun | LargeRun) -> Resources:
+def comparison_resources(before: OpenedRun, after: OpenedRun) -> Resources:
     """Return the differences of the run of a report, ``after``, from another one, and a step of the latter.
 
     Raises:
@@ -35,10 +35,10 @@ def comparison_resources(before: WholeRun | LargeRun, after: WholeRun | LargeRun
     return {"comparison.json": encode_json(described), **step_under(before, "other")}
 
 
-def step_under(run: WholeRun | LargeRun, name: str) -> Resources:
+def step_under(run: OpenedRun, name: str) -> Resources:
     """Return the typical step of a run, to be drawn under those of another one."""
     step = steps_to_draw(step_durations(run.aligned, run.steps.used))[0]
-    timeline = Timeline.of_analysis(run.read_steps([step]))
+    timeline = Timeline.of_analysis(run.analyse_steps([step]))
     ranks = ranks_to_draw(timeline, [step], (), MOST_BOXES)
     return {
         f"{name}.json": encode_json(step_json(timeline, step, f"{name}/outline.json")),

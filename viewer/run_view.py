@@ -18,7 +18,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.pipeline.plan import plan_of_steps
 from commtrace.analysis.summary import Summary
 from commtrace.analysis.timeline import Timeline, step_durations
-from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
+from commtrace.analysis.windows.run import ALONE, OpenedRun, Workers, open_run
 from commtrace.trace.files.locate import find_run_directory, rank_directories
 from commtrace.trace.files.rank_files import segment_paths
 from commtrace.viewer.choice import DrawnSteps, steps_to_draw
@@ -79,7 +79,7 @@ class _Passes:
 
 @dataclass(frozen=True, slots=True)
 class _OpenRun:
-    run: WholeRun | LargeRun
+    run: OpenedRun
     drawn: DrawnSteps
 
 
@@ -178,7 +178,7 @@ class RunView:
     def _read(self) -> None:
         try:
             run = open_run(self.path, None, self._workers)
-            if isinstance(run, LargeRun):
+            if not run.is_in_memory:
                 run = replace(run, on_progress=self._passes.measured)
             durations = step_durations(run.aligned, run.steps.used)
             opened = _OpenRun(run, DrawnSteps(durations, steps_to_draw(durations)))
@@ -195,7 +195,7 @@ class RunView:
                 if not future.done():
                     future.set_exception(error)
 
-    def _compare(self, run: WholeRun | LargeRun) -> Resources:
+    def _compare(self, run: OpenedRun) -> Resources:
         if self._against is None:
             return {}
         return comparison_resources(open_run(self._against, None, self._workers), run)
@@ -248,11 +248,11 @@ class RunView:
         return plan_resources(plan) if plan else {}
 
     def _read_step(self, opened: _OpenRun, step: int) -> _ReadSteps:
-        key = step if isinstance(opened.run, LargeRun) else 0
+        key = step if not opened.run.is_in_memory else 0
         with self._reading:
             found = self._steps.get(key)
             if found is None:
-                analysis = opened.run.read_steps([step])
+                analysis = opened.run.analyse_steps([step])
                 found = _ReadSteps(analysis, Timeline.of_analysis(analysis))
             self._steps[key] = found
             self._steps.move_to_end(key)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from commtrace.analysis.prediction.changes import BandwidthChange, Changes, LatencyChange, OverlapChange
-from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
+from commtrace.analysis.windows.run import OpenedRun, open_run
 from commtrace.errors import ConfigurationError
 from commtrace.viewer.comparison import step_under
 from commtrace.viewer.data import Resources, encode_json
@@ -48,7 +48,7 @@ class Question(NamedTuple):
         return cls(changes, tuple(query.get("without_slow_rank", ())))
 
 
-Predict = Callable[[WholeRun | LargeRun, Question, Path], Mapping[str, object]]
+Predict = Callable[[OpenedRun, Question, Path], Mapping[str, object]]
 """Answers a question as ``commtrace whatif --json`` does, and writes the predicted steps into a new directory."""
 
 
@@ -61,7 +61,7 @@ class WhatIfs:
         self._asked = 0
         self._steps: OrderedDict[str, Resources] = OrderedDict()
 
-    def answer(self, run: WholeRun | LargeRun, question: Question) -> bytes:
+    def answer(self, run: OpenedRun, question: Question) -> bytes:
         """Return the answer as JSON; ``drawn`` in it names its step.
 
         Raises:

@@ -13,7 +13,7 @@ from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.replay.whatif import what_if
 from commtrace.analysis.stragglers.search import MeasuredWork
 from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
-from commtrace.analysis.windows.run import LargeRun, MeasuredRun, WholeRun
+from commtrace.analysis.windows.run import MeasuredRun, OpenedRun
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 from commtrace.planning.call_counts import CallCounts
 from commtrace.trace.spans import Int64
@@ -28,11 +28,11 @@ MOST_ROWS_DRAWN: Final = 2_000_000
 """Rows of the steps that a report reads to draw them; more boxes than half of them do not fit into it."""
 
 
-def most_steps_drawn(run: WholeRun | LargeRun) -> int:
+def most_steps_drawn(run: OpenedRun) -> int:
     """Return how many steps a report of the run draws: as many as can be read at once, and two at least."""
-    if isinstance(run, WholeRun):
+    if run.is_in_memory:
         return MOST_STEPS
-    return min(MOST_STEPS, max(2, MOST_ROWS_DRAWN // int(np.median(run.survey.rows_of_step.num_rows))))
+    return min(MOST_STEPS, max(2, MOST_ROWS_DRAWN // run.typical_rows_of_step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class SummarisedRun(NamedTuple):
     work: MeasuredWork
 
 
-def summarise_with_views(run: WholeRun | LargeRun, *, is_whole: bool) -> SummarisedRun:
+def summarise_with_views(run: OpenedRun, *, is_whole: bool) -> SummarisedRun:
     """Summarise a run; ``is_whole``: its steps are all that was recorded. ``slowdown_resources`` are not made yet."""
     measured = run.measure(_measure)
     recorded, result = measured.recorded, measured.result
@@ -108,13 +108,13 @@ def _per_step(sums: Int64, steps: Int64) -> Int64:
     return np.where(steps > 0, np.rint(sums / np.maximum(steps, 1)), UNKNOWN).astype(np.int64)
 
 
-def slowdown_resources(run: WholeRun | LargeRun, work: MeasuredWork) -> Resources:
+def slowdown_resources(run: OpenedRun, work: MeasuredWork) -> Resources:
     """Return what the replay says of a run: ``slowdown.json``.
 
     Nothing where steps cannot be replayed, or would have to be read again for it.
     """
     steps = work.steps
-    if isinstance(run, LargeRun) or not run.steps.used:
+    if not run.is_in_memory or not run.steps.used:
         return {}
     by_study = slowdown_of_study(run.recorded)
     if by_study is not None:

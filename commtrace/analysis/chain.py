@@ -17,10 +17,12 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matched import Context, Matched, match_run
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.roles import Roles, select_roles
+from commtrace.analysis.matching.roles import Roles, between_stages, select_roles
+from commtrace.analysis.replay.observed_steps import ObservedSteps, WaitsBetweenStages
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.step_statistics import TransferTable, WorkTable
 from commtrace.analysis.steps.choice import ChosenSteps, StepChoice, rows_of_steps, select
+from commtrace.trace.blocks import pick
 from commtrace.trace.run import Run
 
 
@@ -75,6 +77,19 @@ class Analysis:
     def transfers(self) -> TransferTable:
         """Return the transfers of the program. Raise ReplayError if there is none."""
         return TransferTable.of(self.replayed.run, self.program.transfers)
+
+    @cached_property
+    def observed(self) -> ObservedSteps:
+        """Return the model of the program. Raise ReplayError if there is none."""
+        rows, stalls, transfers = self.replayed, self.program.stalls, self.program.transfers
+        between = between_stages(rows.run, rows.roles)
+        waits = WaitsBetweenStages(pick(between, stalls.rank, stalls.row), pick(between, transfers.rank, transfers.row))
+        return ObservedSteps.of(rows.run, self.program, self.work, self.transfers, waits)
+
+    @property
+    def kept_model(self) -> ObservedSteps | None:
+        """Return the model if a measurement has needed it."""
+        return vars(self).get("observed")
 
     @cached_property
     def counts(self) -> dict[int, RowCounts]:

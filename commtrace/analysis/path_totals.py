@@ -10,9 +10,8 @@ from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.scenarios import replay_of
-from commtrace.analysis.replay.step_statistics import StatisticsParts
+from commtrace.analysis.replay.observed_steps import ObservedProgram
+from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
 from commtrace.analysis.steps.choice import ChosenSteps, recorded_steps
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
@@ -143,12 +142,12 @@ def _lost(matched: Matched) -> LostTime | None:
     if not matches.clocks_agree or any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return None
     try:
-        program = build_program(run, matches)
+        observed = ObservedProgram.of(run, matches)
     except ReplayError:
         return None
-    statistics = StatisticsParts.of(run, program).joined()
-    slow = find_stragglers(run, matches, program=program).slow
-    replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
+    statistics = observed.statistics
+    slow = find_stragglers(run, matches, observed=observed).slow
+    replayed = Replay.of(observed.steps, statistics).replay(scenarios_of_lost_time(statistics))
     return lost_time(statistics, replayed, slow, run.world_size if on_gpu(run) else None)
 
 

@@ -102,6 +102,12 @@ def exact_of_each(exact: Bool, group: npt.NDArray[np.integer]) -> Bool:
     return np.asarray(exact | ~has_exact[number])
 
 
+def nan_median(values: Float64) -> Float64:
+    """Return the median of the finite values of each row; NaN for rows without any."""
+    rows, columns = np.nonzero(np.isfinite(values))
+    return grouped_median(rows, values[rows, columns], len(values))
+
+
 def leave_one_out_median(group: Int64, values: Float64) -> Float64:
     """Return, by value, the median of the other values of its group; NaN if there are none."""
     order = np.lexsort((values, group))

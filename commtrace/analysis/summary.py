@@ -29,11 +29,12 @@ from commtrace.analysis.largest_loss import ONLY_DUMPS, verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.memory import RankMemory, peak_memory
-from commtrace.analysis.pipeline.bubble import BubbleCauses
-from commtrace.analysis.pipeline.observed import Pipeline, replay_bubbles
+from commtrace.analysis.pipeline.bubble import BubbleCauses, replayed_bubbles
+from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.problems import find_problems, find_step_numbers
 from commtrace.analysis.replay.ideal import Ideal
-from commtrace.analysis.replay.scenarios import Places, ReplayedSteps, Scenario, check_steps
+from commtrace.analysis.replay.observed_steps import ObservedSteps, Places
+from commtrace.analysis.replay.scenarios import ReplayedSteps, Scenario, check_steps, replay_steps
 from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.steps.attempts import RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import ChosenSteps, StepChoice, recorded_steps
@@ -46,13 +47,10 @@ from commtrace.analysis.stragglers.search import Judgement, StragglerSums, judge
 from commtrace.analysis.timeline import step_durations
 from commtrace.analysis.windows.run import (
     ALONE,
-    LargeRun,
     MeasuredRun,
-    WholeRun,
+    OpenedRun,
     Workers,
     open_run,
-    place_program,
-    replay_analysis,
 )
 from commtrace.findings.causes import JOB
 from commtrace.findings.finding import LOST, SLOW, STOPS, Finding, ranked
@@ -156,17 +154,15 @@ def summarise(source: str | Path | Run | ChosenSteps, steps: str | None = None, 
 
 def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary:
     """Summarise a run that was analysed already; see :func:`summarise_steps`."""
-    return summarise_steps(WholeRun(analysis), is_whole=is_whole)
+    return summarise_steps(OpenedRun.of(analysis), is_whole=is_whole)
 
 
-def summarise_steps(run: WholeRun | LargeRun, *, is_whole: bool = False) -> Summary:
+def summarise_steps(run: OpenedRun, *, is_whole: bool = False) -> Summary:
     """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
     return summarise_measured(run, run.measure(measure_summary), is_whole=is_whole)
 
 
-def summarise_measured(
-    run: WholeRun | LargeRun, measured: MeasuredRun[SummarySums], *, is_whole: bool = False
-) -> Summary:
+def summarise_measured(run: OpenedRun, measured: MeasuredRun[SummarySums], *, is_whole: bool = False) -> Summary:
     """Summarise steps that were measured with :func:`measure_summary`, maybe together with other measurements."""
     measured = replace(measured, result=measured.result.joined())
     alignment, ranks_of_run = run.alignment, run.aligned
@@ -298,7 +294,7 @@ class _Replayed(NamedTuple):
     lost: LostTime | None = None
 
 
-def _replay(run: WholeRun | LargeRun, measured: SummarySums) -> _Replayed:
+def _replay(run: OpenedRun, measured: SummarySums) -> _Replayed:
     work, pipeline = measured.stragglers.work, measured.totals.pipeline
     if not run.steps.used:
         return _Replayed(None, Judgement())
@@ -312,9 +308,8 @@ def _replay(run: WholeRun | LargeRun, measured: SummarySums) -> _Replayed:
     ideal = Ideal.of(work.steps) if pipeline.is_pipeline else None
     if not scenarios and ideal is None:
         return _Replayed(pipeline.pipeline(), judgement)
-    # Everything with ideal durations at once: each window is read once for it.
-    measure = partial(_replay_ideal, places=Places.of(work.steps), scenarios=scenarios, ideal=ideal)
-    replayed = run.measure(measure).result
+    # Everything with ideal durations at once: a window whose model was not kept is read once for it.
+    replayed = run.read(partial(_replay_ideal, places=Places.of(work.steps), scenarios=scenarios, ideal=ideal))
     check_steps(work.steps, replayed.steps)
     lost = None
     if scenarios:
@@ -336,12 +331,10 @@ class _ReplayedIdeal:
 
 
 def _replay_ideal(
-    analysis: Analysis, places: Places, scenarios: Sequence[Scenario], ideal: Ideal | None
+    observed: ObservedSteps, places: Places, scenarios: Sequence[Scenario], ideal: Ideal | None
 ) -> _ReplayedIdeal:
-    if ideal is None:
-        return _ReplayedIdeal(replay_analysis(analysis, places, scenarios), None)
-    replay = partial(place_program(analysis, places).replay, scenarios)
-    return _ReplayedIdeal(*_side_by_side(analysis, replay, partial(replay_bubbles, analysis, ideal)))
+    causes = None if ideal is None else replayed_bubbles(observed, ideal)
+    return _ReplayedIdeal(replay_steps(observed, places, scenarios), causes)
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

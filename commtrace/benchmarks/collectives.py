@@ -89,9 +89,9 @@ def measure_collectives(
     dtype: torch.dtype = getattr(torch, settings.dtype or ("bfloat16" if job.device.type == "cuda" else "float32"))
     most_bytes = job.most_bytes()
     for each in rounds:
-        for one in _measure_round(job, each, settings, dtype, most_bytes, results):
-            results.measurements.append(one)
-            report(one)
+        for measurement in _measure_round(job, each, settings, dtype, most_bytes, results):
+            results.measurements.append(measurement)
+            report(measurement)
         if results.is_stopped:
             return
 
@@ -105,11 +105,11 @@ def _measure_round(
         for size in settings.sizes:
             if not _fits(operation, size, each, most_bytes, results):
                 break
-            own = _RankTimes([])
+            times_of_rank = _RankTimes([])
             for ranks, group in groups.items():
                 if job.rank in members(operation, ranks):
-                    own = _measure_own(job, operation, size, ranks, group, settings, dtype)
-            everyone = job.gather(own)
+                    times_of_rank = _measure_own(job, operation, size, ranks, group, settings, dtype)
+            everyone = job.gather(times_of_rank)
             for ranks in each.groups:
                 taking = members(operation, ranks)
                 times = [everyone[rank].times_ns for rank in taking]
@@ -117,10 +117,10 @@ def _measure_round(
                     elements = tensor_elements(operation, size, len(ranks), dtype.itemsize)
                     num_bytes = elements * dtype.itemsize
                     yield _measurement(job, each.word, operation, taking, num_bytes, dtype, times)
-            results.is_stopped = any(one.is_stopped for one in everyone)
+            results.is_stopped = any(rank_times.is_stopped for rank_times in everyone)
             if results.is_stopped:
                 return
-            refused = next((one.refused for one in everyone if one.refused), "")
+            refused = next((rank_times.refused for rank_times in everyone if rank_times.refused), "")
             if refused:
                 _note(results, f"{operation} was not measured: {refused}")
                 break
@@ -189,14 +189,14 @@ def _measure_own(
 
 def _exchange(agreed: torch.Tensor, pair: Sequence[int], group: ProcessGroup) -> None:
     """Give both of two members of a larger group the larger number."""
-    own, other = agreed.clone(), torch.empty_like(agreed)
+    sent, received = agreed.clone(), torch.empty_like(agreed)
     peer = pair[1] if dist.get_rank() == pair[0] else pair[0]
     works = dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, own, peer, group), dist.P2POp(dist.irecv, other, peer, group)]
+        [dist.P2POp(dist.isend, sent, peer, group), dist.P2POp(dist.irecv, received, peer, group)]
     )
     for work in works:
         work.wait()
-    torch.maximum(agreed, other, out=agreed)
+    torch.maximum(agreed, received, out=agreed)
 
 
 def _measurement(

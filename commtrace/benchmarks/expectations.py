@@ -99,20 +99,22 @@ def shares(baseline: NetworkBaseline, rates: Mapping[str, Rate], nodes: Sequence
         rates: by the word of a group, or :data:`ALL_GROUPS`.
         nodes: of each rank of the job.
     """
-    found = []
+    shares_of_role = []
     for rows in baseline.by_group():
         rate = rates.get(rows[0].group, rates.get(ALL_GROUPS))
         if rate is not None:
-            largest = sorted(rows, key=lambda one: one.num_bytes)[-_LARGEST_SIZES:]
-            best = max(largest, key=lambda one: one.busbw_gbps.mean)
-            found.append(ExpectedShare(best, rate, expected_busbw(best.operation, best.ranks, nodes, rate.gbps)))
-    return tuple(found)
+            largest = sorted(rows, key=lambda row: row.num_bytes)[-_LARGEST_SIZES:]
+            best = max(largest, key=lambda row: row.busbw_gbps.mean)
+            shares_of_role.append(
+                ExpectedShare(best, rate, expected_busbw(best.operation, best.ranks, nodes, rate.gbps))
+            )
+    return tuple(shares_of_role)
 
 
-def decisive(found: Sequence[ExpectedShare]) -> ExpectedShare | None:
+def decisive(shares: Sequence[ExpectedShare]) -> ExpectedShare | None:
     """Return the lowest share of the operations that fill every link of a ring; of the others if there are none such.
 
     How much of a link all_to_all, gather, scatter and a single message fill depends on more than the link.
     """
-    of_rings = [one for one in found if one.best.operation in _RING]
-    return min(of_rings or found, key=lambda one: one.ratio, default=None)
+    of_rings = [share for share in shares if share.best.operation in _RING]
+    return min(of_rings or shares, key=lambda share: share.ratio, default=None)

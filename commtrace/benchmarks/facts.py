@@ -101,20 +101,20 @@ def _speed(interface: str) -> int:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     import torch
 
     if torch.cuda.is_available():
-        found["NCCL"] = nccl_version()
+        versions["NCCL"] = nccl_version()
     driver = Path("/sys/module/nvidia/version")
     if driver.exists():
-        found["NVIDIA driver"] = driver.read_text().strip()
-    return {**found, "kernel": os.uname().release}
+        versions["NVIDIA driver"] = driver.read_text().strip()
+    return {**versions, "kernel": os.uname().release}
 
 
 def _missing_interfaces(settings: dict[str, str]) -> set[str]:
@@ -127,7 +127,7 @@ def _missing_interfaces(settings: dict[str, str]) -> set[str]:
         # NCCL takes beginnings of names, unless they stand behind "="; gloo takes whole names.
         is_exact = value.startswith("=") or variable.startswith("GLOO")
         for name in filter(None, value.removeprefix("=").split(",")):
-            if not any(one == name if is_exact else one.startswith(name) for one in there):
+            if not any(interface == name if is_exact else interface.startswith(name) for interface in there):
                 missing.add(f"{variable}={name}")
     return missing
 

@@ -75,10 +75,12 @@ def _groups(word: str, nodes: Sequence[str]) -> Iterator[tuple[tuple[int, ...], 
         yield _several(by_node.values())
     elif word == "across":
         places = range(max(map(len, by_node.values())))
-        yield _several([[ranks[place] for ranks in by_node.values() if place < len(ranks)] for place in places])
+        yield _several(
+            [[ranks[position] for ranks in by_node.values() if position < len(ranks)] for position in places]
+        )
     elif word == "pairs":
         for pairs in tournament([*by_node]):
-            yield _several([sorted([*by_node[one], *by_node[other]]) for one, other in pairs])
+            yield _several([sorted([*by_node[first], *by_node[second]]) for first, second in pairs])
     else:
         yield _several([_ranks(word, len(nodes))])
 
@@ -108,5 +110,5 @@ def tournament(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
     for _ in range(len(seats) - 1):
         half = len(seats) // 2
         meeting = zip(seats[:half], reversed(seats[half:]), strict=True)
-        yield [(one, other) for one, other in meeting if one is not None and other is not None]
+        yield [(first, second) for first, second in meeting if first is not None and second is not None]
         seats[1:] = [seats[-1], *seats[1:-1]]

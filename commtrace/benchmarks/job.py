@@ -119,8 +119,8 @@ def join(backend: str = "", seconds: float = 300.0) -> Iterator[BenchmarkJob]:
         ConfigurationError: no launcher started this process.
         BenchmarkError: the ranks did not find one another.
     """
-    place = launchers.position(os.environ)
-    if place is None or "MASTER_ADDR" not in os.environ:
+    position = launchers.position(os.environ)
+    if position is None or "MASTER_ADDR" not in os.environ:
         raise ConfigurationError(
             "this needs the processes of a job: torchrun --nproc-per-node 8 -m commtrace bench …; "
             "under another launcher MASTER_ADDR and MASTER_PORT must be set"
@@ -129,20 +129,20 @@ def join(backend: str = "", seconds: float = 300.0) -> Iterator[BenchmarkJob]:
     import torch.distributed as dist
 
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    device = device_of_backend(backend, place.local_rank or 0)
+    device = device_of_backend(backend, position.local_rank or 0)
     try:
         dist.init_process_group(
-            backend, rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=seconds)
+            backend, rank=position.rank, world_size=position.world_size, timeout=timedelta(seconds=seconds)
         )
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
     except (RuntimeError, ValueError) as error:
         raise BenchmarkError(
-            f"rank {place.rank} did not reach the others within {seconds:g} s ({first_line(error)}): "
+            f"rank {position.rank} did not reach the others within {seconds:g} s ({first_line(error)}): "
             "`torchrun … -m commtrace preflight` says which ranks are missing"
         ) from error
-    names: list[str | None] = [None] * place.world_size
+    names: list[str | None] = [None] * position.world_size
     dist.all_gather_object(names, Config.from_env().node_id or socket.gethostname(), group=control)
-    job = BenchmarkJob(place.rank, tuple(map(str, names)), backend, device, device_name(device), control)
+    job = BenchmarkJob(position.rank, tuple(map(str, names)), backend, device, device_name(device), control)
     with _stopped_by_signals(job.stop):
         try:
             yield job

@@ -62,15 +62,18 @@ class PreflightVerdict:
             "good": self.is_good,
             "ranks": self.ranks,
             "nodes": [{"node": node, "good": node not in self.broken} for node in self.nodes],
-            "findings": [{"check": one.check, "nodes": list(one.nodes), "text": one.text} for one in self.findings],
+            "findings": [
+                {"check": finding.check, "nodes": list(finding.nodes), "text": finding.text}
+                for finding in self.findings
+            ],
             "checked": list(self.checked),
             "seconds": self.seconds,
         }
 
 
 def _ranks(numbers: Iterable[int]) -> str:
-    own = sorted(numbers)
-    return f"rank{'s' * (len(own) > 1)} {format_ranges(ranges(own))}"
+    ordered = sorted(numbers)
+    return f"rank{'s' * (len(ordered) > 1)} {format_ranges(ranges(ordered))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,11 @@ def judge_absent(present: Mapping[int, RankFacts], expected: LaunchedJob, second
     for node, ranks_of_node in beside.items():
         yield PreflightFinding("started", (node,), f"{_ranks(ranks_of_node)} {said}")
     if alone:
-        came = {_host(name) for one in present.values() for name in (one.scheduler_node, one.host, one.node)}
+        came = {
+            _host(name)
+            for rank_facts in present.values()
+            for name in (rank_facts.scheduler_node, rank_facts.host, rank_facts.node)
+        }
         silent = tuple(name for name in expected.nodes if _host(name) not in came)
         numbers = {rank // expected.ranks_per_node for rank in alone} if expected.ranks_per_node else set()
         # A list of more nodes than ranks are missing from has spare ones: which are to blame is then not known.
@@ -114,7 +121,7 @@ def _host(name: str) -> str:
 
 def _missing_nodes(present: Mapping[int, RankFacts], world_size: int) -> int | None:
     """Return from how many nodes no rank came, if all nodes have equally many; None if they cannot."""
-    came = Counter(one.node for one in present.values())
+    came = Counter(rank_facts.node for rank_facts in present.values())
     nodes, rest = divmod(world_size, max(came.values()))
     return None if rest else nodes - len(came)
 
@@ -124,14 +131,14 @@ def _node_beside(rank: int, present: Mapping[int, RankFacts], ranks_per_node: in
     if not ranks_per_node:
         return ""
     first = rank - rank % ranks_per_node
-    named = {present[other].node for other in range(first, first + ranks_per_node) if other in present}
+    named = {present[neighbour].node for neighbour in range(first, first + ranks_per_node) if neighbour in present}
     return named.pop() if len(named) == 1 else ""
 
 
 def _where_nobody_came(silent: Sequence[str], numbers: Collection[int], present: Mapping[int, RankFacts]) -> str:
     if silent:
         return f"no rank came from {_listed(silent)}"
-    came = _listed(list(dict.fromkeys(one.node for one in present.values())))
+    came = _listed(list(dict.fromkeys(rank_facts.node for rank_facts in present.values())))
     if not numbers:
         return f"ranks came from {came}"
     nodes = f"node{'s' * (len(numbers) > 1)} {format_ranges(ranges(sorted(numbers)))}"
@@ -177,41 +184,46 @@ def judge_silent(facts: Mapping[int, RankFacts], silent: Iterable[int]) -> Itera
 
 def judge_settings(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFinding]:
     """Find versions and variables that are not what most ranks have."""
-    yield from _differing(facts, "versions", lambda one: one.versions)
-    yield from _differing(facts, "environment", lambda one: one.environment)
-    yield from _differing(facts, "device", lambda one: {"device": one.device})
+    yield from _differing(facts, "versions", lambda rank_facts: rank_facts.versions)
+    yield from _differing(facts, "environment", lambda rank_facts: rank_facts.environment)
+    yield from _differing(facts, "device", lambda rank_facts: {"device": rank_facts.device})
 
 
 def _differing(
     facts: Mapping[int, RankFacts], check: str, values: Callable[[RankFacts], Mapping[str, str]]
 ) -> Iterator[PreflightFinding]:
-    for name in sorted({name for one in facts.values() for name in values(one)}):
+    for name in sorted({name for rank_facts in facts.values() for name in values(rank_facts)}):
         by_value: dict[str | None, list[int]] = defaultdict(list)
-        for rank, one in facts.items():
-            by_value[values(one).get(name)].append(rank)
+        for rank, rank_facts in facts.items():
+            by_value[values(rank_facts).get(name)].append(rank)
         usual, _ = max(by_value.items(), key=lambda item: len(item[1]))
-        for value, own in by_value.items():
+        for value, ranks in by_value.items():
             if value != usual:
                 is_now, is_else = (f"{text!r}" if text is not None else "not set" for text in (value, usual))
-                text = f"{name} is {is_now} on {_ranks(own)}, and {is_else} on the others"
-                yield PreflightFinding(check, tuple(dict.fromkeys(facts[rank].node for rank in own)), text)
+                text = f"{name} is {is_now} on {_ranks(ranks)}, and {is_else} on the others"
+                yield PreflightFinding(check, tuple(dict.fromkeys(facts[rank].node for rank in ranks)), text)
 
 
 def judge_interfaces(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFinding]:
     """Find addresses that other hosts cannot use, names of interfaces that are not there, and slower interfaces."""
-    several = len({one.host for one in facts.values()}) > 1
-    for one in facts.values():
-        if several and one.address.startswith("127."):
-            text = f"rank {one.rank} has only the loopback address towards rank 0: MASTER_ADDR must be of the network"
-            yield PreflightFinding("interface", (one.node,), text)
-    missing = {(one.node, name) for one in facts.values() for name in one.missing_interfaces}
+    several = len({rank_facts.host for rank_facts in facts.values()}) > 1
+    for rank_facts in facts.values():
+        if several and rank_facts.address.startswith("127."):
+            only_loopback = f"rank {rank_facts.rank} has only the loopback address towards rank 0"
+            text = f"{only_loopback}: MASTER_ADDR must be of the network"
+            yield PreflightFinding("interface", (rank_facts.node,), text)
+    missing = {(rank_facts.node, name) for rank_facts in facts.values() for name in rank_facts.missing_interfaces}
     for node, name in sorted(missing):
         yield PreflightFinding("interface", (node,), f"{name}: {node} has no such interface")
     yield from _slower_interfaces(facts)
 
 
 def _slower_interfaces(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFinding]:
-    speeds = {one.node: (one.interface, one.interface_mbits) for one in facts.values() if one.interface_mbits}
+    speeds = {
+        rank_facts.node: (rank_facts.interface, rank_facts.interface_mbits)
+        for rank_facts in facts.values()
+        if rank_facts.interface_mbits
+    }
     fastest = max((speed for _, speed in speeds.values()), default=0)
     for node, (name, speed) in sorted(speeds.items()):
         if speed < fastest:
@@ -222,22 +234,27 @@ def _slower_interfaces(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFind
 def judge_affinity(facts: Mapping[int, RankFacts]) -> Iterator[PreflightFinding]:
     """Find ranks that share too few cores, run far from their GPU, or share a GPU."""
     shared: dict[tuple[str, tuple[int, ...]], list[RankFacts]] = defaultdict(list)
-    for one in facts.values():
-        shared[one.host, tuple(one.cores)].append(one)
-    for (_, cores), own in shared.items():
-        if len(own) > len(cores) and len(cores) < own[0].machine_cores:
-            numbers = _ranks(one.rank for one in own)
-            text = f"{numbers} share {len(cores)} of {own[0].machine_cores} cores: bind each to its own"
-            yield PreflightFinding("affinity", tuple(dict.fromkeys(one.node for one in own)), text)
-    for one in facts.values():
-        if one.device_cores and not set(one.device_cores) & set(one.cores):
-            text = f"rank {one.rank} may not run on a core next to its GPU ({format_ranges(ranges(one.device_cores))})"
-            yield PreflightFinding("affinity", (one.node,), text)
-    devices = Counter((one.host, one.device_id) for one in facts.values() if one.device_id)
+    for rank_facts in facts.values():
+        shared[rank_facts.host, tuple(rank_facts.cores)].append(rank_facts)
+    for (_, cores), sharing in shared.items():
+        if len(sharing) > len(cores) and len(cores) < sharing[0].machine_cores:
+            numbers = _ranks(rank_facts.rank for rank_facts in sharing)
+            text = f"{numbers} share {len(cores)} of {sharing[0].machine_cores} cores: bind each to its own"
+            yield PreflightFinding("affinity", tuple(dict.fromkeys(rank_facts.node for rank_facts in sharing)), text)
+    for rank_facts in facts.values():
+        if rank_facts.device_cores and not set(rank_facts.device_cores) & set(rank_facts.cores):
+            cores_nearby = format_ranges(ranges(rank_facts.device_cores))
+            text = f"rank {rank_facts.rank} may not run on a core next to its GPU ({cores_nearby})"
+            yield PreflightFinding("affinity", (rank_facts.node,), text)
+    devices = Counter((rank_facts.host, rank_facts.device_id) for rank_facts in facts.values() if rank_facts.device_id)
     for (host, device), count in devices.items():
         if count > 1:
-            own = [one for one in facts.values() if (one.host, one.device_id) == (host, device)]
-            yield PreflightFinding("affinity", (own[0].node,), f"{_ranks(one.rank for one in own)} use the same GPU")
+            sharing = [
+                rank_facts for rank_facts in facts.values() if (rank_facts.host, rank_facts.device_id) == (host, device)
+            ]
+            yield PreflightFinding(
+                "affinity", (sharing[0].node,), f"{_ranks(rank_facts.rank for rank_facts in sharing)} use the same GPU"
+            )
 
 
 def judge_devices(facts: Mapping[int, RankFacts], rates: Mapping[int, float], kind: str) -> Iterator[PreflightFinding]:
@@ -262,10 +279,14 @@ def judge_links(slow: SlowTraffic | None) -> Iterator[PreflightFinding]:
 
 def judge_within_nodes(measurements: Sequence[Measurement]) -> Iterator[PreflightFinding]:
     """Find nodes whose ranks are connected more slowly than those of groups alike."""
-    for size in sorted({len(one.ranks) for one in measurements}):
-        own = {one.nodes[0]: one.busbw_gbps.mean for one in measurements if len(one.ranks) == size}
-        usual = median(own.values())
-        for node, gbps in sorted(own.items()):
+    for size in sorted({len(measurement.ranks) for measurement in measurements}):
+        gbps_of_node = {
+            measurement.nodes[0]: measurement.busbw_gbps.mean
+            for measurement in measurements
+            if len(measurement.ranks) == size
+        }
+        usual = median(gbps_of_node.values())
+        for node, gbps in sorted(gbps_of_node.items()):
             if gbps <= SLOW * usual:
                 text = f"within {node} ranks reach {gbps:.3g} GB/s, in other nodes {usual:.3g} GB/s (median)"
                 yield PreflightFinding("bandwidth", (node,), text)

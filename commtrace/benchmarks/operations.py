@@ -57,8 +57,8 @@ def make_call(
     import torch
     import torch.distributed as dist
 
-    size, root, own = len(ranks), ranks[0], dist.get_rank()
-    is_root = own == root
+    size, root, rank = len(ranks), ranks[0], dist.get_rank()
+    is_root = rank == root
     whole = torch.ones(elements, dtype=dtype, device=device)
     if operation == "all_reduce":
         return lambda: dist.all_reduce(whole, group=group, async_op=is_async)

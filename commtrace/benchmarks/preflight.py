@@ -82,7 +82,7 @@ class PreflightLimits:
 
 
 @dataclass(slots=True)
-class _Found:
+class _PreflightProgress:
     """What this rank knows so far; only rank 0 has findings."""
 
     nodes: list[str] = field(default_factory=list)
@@ -106,9 +106,9 @@ def preflight(backend: str, limits: PreflightLimits, report: Callable[[Preflight
         ConfigurationError: no launcher started this process.
         BenchmarkError: this rank did not reach rank 0.
     """
-    place = launchers.position(os.environ)
+    position = launchers.position(os.environ)
     master, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if place is None or not master or not port.isdecimal():
+    if position is None or not master or not port.isdecimal():
         raise ConfigurationError(
             "preflight needs the processes of a job: torchrun --nproc-per-node 8 -m commtrace preflight; under another "
             "launcher MASTER_ADDR and MASTER_PORT must be set"
@@ -117,80 +117,84 @@ def preflight(backend: str, limits: PreflightLimits, report: Callable[[Preflight
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     began = time.monotonic()
-    found = _Found(ranks=place.world_size)
+    progress = _PreflightProgress(ranks=position.world_size)
 
     def verdict() -> PreflightVerdict:
-        named = [node for finding in found.findings for node in finding.nodes]
-        nodes = tuple(dict.fromkeys([*found.nodes, *named]))
+        named = [node for finding in progress.findings for node in finding.nodes]
+        nodes = tuple(dict.fromkeys([*progress.nodes, *named]))
         return PreflightVerdict(
-            nodes, tuple(found.findings), found.ranks, tuple(found.checked), round(time.monotonic() - began, 1)
+            nodes, tuple(progress.findings), progress.ranks, tuple(progress.checked), round(time.monotonic() - began, 1)
         )
 
     def give_up() -> None:
-        if not found.last_words.acquire(timeout=_ANSWER_SECONDS):
+        if not progress.last_words.acquire(timeout=_ANSWER_SECONDS):
             os._exit(1)  # the verdict was said, and who reads it does not take it
-        if place.rank == 0:
-            found.findings.append(PreflightFinding("time", (), f"the checks did not end within {limits.total:g} s"))
+        if position.rank == 0:
+            progress.findings.append(PreflightFinding("time", (), f"the checks did not end within {limits.total:g} s"))
             report(verdict())
         else:
-            sys.stderr.write(f"commtrace: rank {place.rank}: rank 0 gave no verdict within {limits.total:g} s\n")
+            sys.stderr.write(f"commtrace: rank {position.rank}: rank 0 gave no verdict within {limits.total:g} s\n")
         sys.stdout.flush()
         os._exit(1)
 
     def end(number: signal.Signals) -> None:
-        if place.rank == 0:
-            _report_what_is_known(found, number, began, lambda: report(verdict()))
+        if position.rank == 0:
+            _report_what_is_known(progress, number, began, lambda: report(verdict()))
         else:
-            _answer_until_rank_0_ends(found)
+            _answer_until_rank_0_ends(progress)
         sys.stdout.flush()
         os._exit(128 + number)
 
     watchdog = threading.Timer(limits.total, give_up)
     watchdog.daemon = True
     watchdog.start()
-    with _answering(place.rank) as own_port, acting_on_signals(end):
-        store = _store(master, int(port), place, limits.start)
-        good = _Checks(place.rank, place.world_size, place.local_rank or 0, store, backend, limits, found).run(
-            master, own_port, lambda: report(verdict())
-        )
+    with _answering(position.rank) as own_port, acting_on_signals(end):
+        store = _store(master, int(port), position, limits.start)
+        good = _Checks(
+            position.rank, position.world_size, position.local_rank or 0, store, backend, limits, progress
+        ).run(master, own_port, lambda: report(verdict()))
     watchdog.cancel()
     return good
 
 
-def _report_what_is_known(found: _Found, number: signal.Signals, began: float, report: Callable[[], None]) -> None:
+def _report_what_is_known(
+    progress: _PreflightProgress, number: signal.Signals, began: float, report: Callable[[], None]
+) -> None:
     """Report the verdict of rank 0 as far as it is known.
 
     Launchers end all ranks with SIGTERM when one has died, so it looks once more who answers.
     """
-    found.stopping.set()
-    found.met.wait(_ANSWER_SECONDS)  # it notes who has come until now
-    if not found.last_words.acquire(timeout=_ANSWER_SECONDS):
+    progress.stopping.set()
+    progress.met.wait(_ANSWER_SECONDS)  # it notes who has come until now
+    if not progress.last_words.acquire(timeout=_ANSWER_SECONDS):
         return  # the verdict is being said
-    others = [one for rank, one in found.present.items() if rank != 0]
-    said = set(found.findings)
-    found.findings += (one for one in judge_silent(found.present, unanswered(others)) if one not in said)
-    left = [check for check in _CHECKS if check not in found.checked]
+    elsewhere = [rank_facts for rank, rank_facts in progress.present.items() if rank != 0]
+    said = set(progress.findings)
+    progress.findings += (
+        finding for finding in judge_silent(progress.present, unanswered(elsewhere)) if finding not in said
+    )
+    left = [check for check in _CHECKS if check not in progress.checked]
     text = f"{number.name} ended the checks after {time.monotonic() - began:.0f} s; not checked: {', '.join(left)}"
-    found.findings.append(PreflightFinding("time", (), text))
+    progress.findings.append(PreflightFinding("time", (), text))
     report()
 
 
-def _answer_until_rank_0_ends(found: _Found) -> None:
+def _answer_until_rank_0_ends(progress: _PreflightProgress) -> None:
     """Stay a moment: rank 0 asks who is still there, and one that has gone would seem to have died."""
-    deadline = time.monotonic() + (_MOST_SECONDS_TO_STAY if found.met.is_set() else _ANSWER_SECONDS)
+    deadline = time.monotonic() + (_MOST_SECONDS_TO_STAY if progress.met.is_set() else _ANSWER_SECONDS)
     while time.monotonic() < deadline:
-        if found.met.is_set() and not answers(found.present[0]):
+        if progress.met.is_set() and not answers(progress.present[0]):
             return
         time.sleep(_POLL_SECONDS)
 
 
-def _store(master: str, port: int, place: launchers.Position, seconds: float) -> Store:
-    is_master = place.rank == 0 and launchers.agent_store(os.environ) is None
+def _store(master: str, port: int, position: launchers.Position, seconds: float) -> Store:
+    is_master = position.rank == 0 and launchers.agent_store(os.environ) is None
     try:
         store = TCPStore(master, port, is_master=is_master, timeout=timedelta(seconds=seconds), wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         raise BenchmarkError(
-            f"rank {place.rank} does not reach rank 0 at {master}:{port} within {seconds:g} s: did rank 0 start, is "
+            f"rank {position.rank} does not reach rank 0 at {master}:{port} within {seconds:g} s: did rank 0 start, is "
             f"the address one of its network, is the port open? ({first_line(error)})"
         ) from error
     return PrefixStore(f"commtrace-preflight-{launchers.worker_restarts(os.environ)}", store)
@@ -234,7 +238,7 @@ def unanswered(targets: Iterable[RankFacts]) -> list[int]:
     asked = list(targets)
     with ThreadPoolExecutor(_THREADS) as threads:
         heard = list(threads.map(answers, asked))
-    return [one.rank for one, is_heard in zip(asked, heard, strict=True) if not is_heard]
+    return [target.rank for target, is_heard in zip(asked, heard, strict=True) if not is_heard]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +249,7 @@ class _Checks:
     store: Store
     backend: str
     limits: PreflightLimits
-    found: _Found
+    progress: _PreflightProgress
 
     def run(self, master: str, port: int, report: Callable[[], None]) -> bool:
         backend = self.backend or ("nccl" if torch.cuda.is_available() else "gloo")
@@ -254,7 +258,7 @@ class _Checks:
         facts = collect_facts(self.rank, name, master, port, describe_device(device))
         self.store.set(f"facts-{self.rank}", json.dumps(asdict(facts)))
         present = self._meet()
-        missed = unanswered(one for rank, one in present.items() if rank != self.rank)
+        missed = unanswered(rank_facts for rank, rank_facts in present.items() if rank != self.rank)
         self.store.set(f"reached-{self.rank}", json.dumps(missed))
         healthy = self._agree(present)
         if self.rank in healthy and len(healthy) > 1:
@@ -266,22 +270,22 @@ class _Checks:
         if self.rank == 0:
             began = time.monotonic()
             come = self._await([f"facts-{rank}" for rank in range(self.world_size)], self.limits.start)
-            waited = time.monotonic() - began if self.found.stopping.is_set() else self.limits.start
+            waited = time.monotonic() - began if self.progress.stopping.is_set() else self.limits.start
             present = [rank for rank, is_there in enumerate(come) if is_there]
             self.store.set("present", json.dumps(present))
         ranks: list[int] = decode_json(self._get("present", 2 * self.limits.start), list[int])
         facts: dict[int, RankFacts] = {rank: decode_json(self.store.get(f"facts-{rank}"), RankFacts) for rank in ranks}
         if self.rank == 0:
-            self.found.nodes += dict.fromkeys(one.node for one in facts.values())
+            self.progress.nodes += dict.fromkeys(rank_facts.node for rank_facts in facts.values())
             expected = LaunchedJob(
                 self.world_size, launchers.ranks_per_node(os.environ), tuple(launchers.listed_nodes(os.environ))
             )
-            self.found.add("started", judge_absent(facts, expected, waited))
-            self.found.add("settings", judge_settings(facts))
-            self.found.add("interfaces", judge_interfaces(facts))
-            self.found.add("affinity", judge_affinity(facts))
-        self.found.present = facts
-        self.found.met.set()
+            self.progress.add("started", judge_absent(facts, expected, waited))
+            self.progress.add("settings", judge_settings(facts))
+            self.progress.add("interfaces", judge_interfaces(facts))
+            self.progress.add("affinity", judge_affinity(facts))
+        self.progress.present = facts
+        self.progress.met.set()
         self._stay_if_stopping()
         return facts
 
@@ -295,7 +299,7 @@ class _Checks:
                 rank: decode_json(self.store.get(f"reached-{rank}"), list[int]) if has_said else None
                 for rank, has_said in zip(present, said, strict=True)
             }
-            self.found.add("reachability", judge_reached(present, unreached))
+            self.progress.add("reachability", judge_reached(present, unreached))
             silent = {rank for rank, missed in unreached.items() if missed is None}
             healthy = _all_connected({rank: missed or [] for rank, missed in unreached.items() if rank not in silent})
             self.store.set("healthy", json.dumps(healthy))
@@ -314,12 +318,12 @@ class _Checks:
             return
         if self.rank == 0:
             by_rank = dict(zip(healthy, rates, strict=True))
-            self.found.add("device speed", judge_devices(present, by_rank, device.type))
+            self.progress.add("device speed", judge_devices(present, by_rank, device.type))
             if within:
-                self.found.add("bandwidth within nodes", judge_within_nodes(within))
+                self.progress.add("bandwidth within nodes", judge_within_nodes(within))
             if between:
                 links = NetworkBaseline({}, tuple(between)).links()
-                self.found.add("bandwidth between nodes", judge_links(find_slow_links(links)))
+                self.progress.add("bandwidth between nodes", judge_links(find_slow_links(links)))
 
     def _join(
         self, healthy: Sequence[int], present: Mapping[int, RankFacts], backend: str, device: torch.device
@@ -362,20 +366,20 @@ class _Checks:
         gone = unanswered(present[rank] for rank in healthy if rank != 0)
         for rank in gone:
             text = f"rank {rank} stopped answering while bandwidth was measured"
-            self.found.findings.append(PreflightFinding("bandwidth", (present[rank].node,), text))
+            self.progress.findings.append(PreflightFinding("bandwidth", (present[rank].node,), text))
         if not gone:
             text = f"bandwidth could not be measured: {first_line(error)}"
-            self.found.findings.append(PreflightFinding("bandwidth", (), text))
+            self.progress.findings.append(PreflightFinding("bandwidth", (), text))
 
     def _conclude(self, report: Callable[[], None]) -> bool:
         """Return whether the verdict of rank 0 is good."""
         if self.rank == 0:
-            self.found.last_words.acquire()  # never released: a verdict is said once
+            self.progress.last_words.acquire()  # never released: a verdict is said once
             report()
-            good = not self.found.findings
+            good = not self.progress.findings
             self.store.set("good", str(int(good)))
-            others = [f"done-{rank}" for rank in range(1, self.world_size)]
-            self._await(others, _ANSWER_SECONDS)  # the store may end with this process
+            keys = [f"done-{rank}" for rank in range(1, self.world_size)]
+            self._await(keys, _ANSWER_SECONDS)  # the store may end with this process
             return good
         good = self._get("good", self.limits.total) == b"1"
         self.store.set(f"done-{self.rank}", "")
@@ -383,7 +387,7 @@ class _Checks:
 
     def _stay_if_stopping(self) -> None:
         """Never return once a signal has come: its thread ends this process, and ranks may yet have answered."""
-        if self.found.stopping.is_set():
+        if self.progress.stopping.is_set():
             threading.Event().wait()
 
     def _get(self, key: str, seconds: float) -> bytes:
@@ -396,7 +400,7 @@ class _Checks:
     def _await(self, keys: Sequence[str], seconds: float) -> list[bool]:
         """Wait until all keys are set, the time is over, or a signal comes; return which of them are set."""
         deadline = time.monotonic() + seconds
-        while not self.found.stopping.is_set() and not self.store.check(list(keys)) and time.monotonic() < deadline:
+        while not self.progress.stopping.is_set() and not self.store.check(list(keys)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return [self.store.check([key]) for key in keys]
 

@@ -91,9 +91,9 @@ def replay(job: BenchmarkJob, programs: Programs) -> ReplayComparison | None:
     """
     # All ranks make all groups: torch numbers them by the order of the calls.
     groups = {ranks: dist.new_group(list(ranks)) for ranks in programs.groups}
-    own = programs.ranks[job.rank]
+    program = programs.ranks[job.rank]
     try:
-        measured = _Player(job, own, groups).play()
+        measured = _Player(job, program, groups).play()
     except (RuntimeError, ValueError) as error:
         raise BenchmarkError(f"rank {job.rank} failed in the replay: {error}") from error
     everyone = job.gather(measured)
@@ -204,11 +204,11 @@ def _first(call: ReplayedCall) -> Sequence[int]:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
+    dtype = getattr(torch, name, None)
     # the bytes count, not the numbers: types that cannot be added are sent as bytes
-    if not isinstance(found, torch.dtype) or found is torch.bool or "float8" in name:
+    if not isinstance(dtype, torch.dtype) or dtype is torch.bool or "float8" in name:
         return torch.uint8
-    return found
+    return dtype
 
 
 def _pass(gap_ns: int) -> None:

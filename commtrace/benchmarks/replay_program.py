@@ -89,8 +89,10 @@ def programs_of(analysis: Analysis, most_steps: int) -> Programs:
         raise ConfigurationError("no step of the run counts, so there is nothing to replay")
     left_out: Counter[str] = Counter()
     rows = {rank: _rows(trace, steps) for rank, trace in run.ranks.items()}
-    seen = Counter(key for rank, own in rows.items() for key in _keys(analysis, run.ranks[rank], own))
-    programs = tuple(_program(analysis, run.ranks[rank], own, steps, seen, left_out) for rank, own in rows.items())
+    seen = Counter(key for rank, rows_of_rank in rows.items() for key in _keys(analysis, run.ranks[rank], rows_of_rank))
+    programs = tuple(
+        _program(analysis, run.ranks[rank], rows_of_rank, steps, seen, left_out) for rank, rows_of_rank in rows.items()
+    )
     groups = {call.ranks for program in programs for call in program.calls}
     if not groups:
         raise ConfigurationError("nothing was sent between ranks in these steps, so there is nothing to replay")
@@ -197,11 +199,19 @@ def _steps(
             continue
         begin, end = int(spans.start[at[0]]), int(spans.end[at[-1]])
         # a wait follows the issue of its call, also where both have the same time
-        own = sorted((one for number, one in timed if number == step), key=lambda one: (one.start, one.is_wait))
+        calls_of_step = sorted(
+            (timed_call for number, timed_call in timed if number == step),
+            key=lambda timed_call: (timed_call.start, timed_call.is_wait),
+        )
         now, events = begin, []
-        for one in own:
+        for timed_call in calls_of_step:
             events.append(
-                CallEvent(max(one.start - now, 0), one.call, one.is_wait, max(one.end - max(one.start, now), 0))
+                CallEvent(
+                    max(timed_call.start - now, 0),
+                    timed_call.call,
+                    timed_call.is_wait,
+                    max(timed_call.end - max(timed_call.start, now), 0),
+                )
             )
-            now = max(now, one.end)
+            now = max(now, timed_call.end)
         yield Step(step, tuple(events), max(end - now, 0), end - begin)

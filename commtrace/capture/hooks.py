@@ -93,9 +93,9 @@ class Hooks:
         self.replace(owner, name, wrap)
 
     def replace_method(self, module: ModuleType, owner: str, name: str, wrap: Wrap) -> None:
-        found = getattr(module, owner, None)
-        if found is not None:
-            self.replace(found, name, wrap)
+        holder = getattr(module, owner, None)
+        if holder is not None:
+            self.replace(holder, name, wrap)
 
     def replace_method_when_imported(self, module: str, owner: str, name: str, wrap: Wrap) -> None:
         self.when_imported(module, lambda imported: self.replace_method(imported, owner, name, wrap))
@@ -110,7 +110,10 @@ class Hooks:
             self._cells.append((cell, original, replacement))
             cell.cell_contents = replacement
             return
-        for holder in (module, *(sys.modules[other] for other in also_in if other in sys.modules)):
+        for holder in (
+            module,
+            *(sys.modules[name_of_module] for name_of_module in also_in if name_of_module in sys.modules),
+        ):
             if function is not None and vars(holder).get(name) is function:
                 self.replace(holder, name, wrap)
 

@@ -26,7 +26,7 @@ def instances_of(base: type[T]) -> list[T]:
     rest: list[type] = [base]
     while rest:
         subclasses: list[type] = type.__subclasses__(rest.pop())
-        new = [one for one in subclasses if _address(one) not in wanted]
+        new = [subclass for subclass in subclasses if _address(subclass) not in wanted]
         wanted.update(map(_address, new))
         rest += new
     with no_collection():

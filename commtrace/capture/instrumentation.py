@@ -329,9 +329,9 @@ class Instrumentation:
             return False
         if self._identity.goes_on_at(place):
             return False
-        found = self._identity.settled(0.0)
+        agreed = self._identity.settled(0.0)
         next_step = max(self.tracer.latest_step + 1, self._identity.first_step)
-        self._go_on(Predecessor(found.world, found.job, found.attempt, next_step))
+        self._go_on(Predecessor(agreed.world, agreed.job, agreed.attempt, next_step))
         return True
 
     def _left(self) -> None:
@@ -417,12 +417,12 @@ class Instrumentation:
         )
 
     def _open_sinks(self) -> list[Sink]:
-        found = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
+        agreed = self._identity.settled(NAME_SECONDS, self.tracer.groups.place)
         self._setup.discard()
         late = self.tracer.count_from(self._identity.first_step)
         self.recorder.renumber = None if late is None else late.renumber
-        directory = identity.own_directory(self.config, found, self._files, self._identity.predecessors)
-        metadata = identity.collect(self.config, found)
+        directory = identity.own_directory(self.config, agreed, self._files, self._identity.predecessors)
+        metadata = identity.collect(self.config, agreed)
         self._marks.world = metadata.world
         member = GroupMember(metadata.world, metadata.run_id, metadata.rank, metadata.host, metadata.pid)
         self._marks.members = GroupMeetings(self.tracer.groups, member)

@@ -170,9 +170,9 @@ def _can_watch() -> bool:
     return True
 
 
-def _ranks_nearby(own: RankMetadata) -> set[int]:
-    first = max(own.rank - own.local_rank, 0)
-    return set(range(first, min(first + _MOST_PEERS, own.world_size))) - {own.rank}
+def _ranks_nearby(metadata: RankMetadata) -> set[int]:
+    first = max(metadata.rank - metadata.local_rank, 0)
+    return set(range(first, min(first + _MOST_PEERS, metadata.world_size))) - {metadata.rank}
 
 
 def _opened(peer: RankMetadata) -> int | None:

@@ -126,15 +126,15 @@ class RunMarks:
         if known is None:
             return
         try:
-            found = find_invisible()
+            paths = find_invisible()
             if self._tracer.captures.are_followed and self._tracer.guard.works(GRAPHS):
-                found.pop(REPLAYED_GRAPHS, None)
-            found.update(dict.fromkeys(sorted(self._tracer.untraced_paths), ACTIVE))
+                paths.pop(REPLAYED_GRAPHS, None)
+            paths.update(dict.fromkeys(sorted(self._tracer.untraced_paths), ACTIVE))
             # What was active once stays: what it communicated is missing from the recording.
-            found = {**known, **{name: ACTIVE if known.get(name) == ACTIVE else state for name, state in found.items()}}
-            if found != known:
-                self._untraced_paths = found
-                self._tracer.set_topology({"invisible_paths": found})
+            paths = {**known, **{name: ACTIVE if known.get(name) == ACTIVE else state for name, state in paths.items()}}
+            if paths != known:
+                self._untraced_paths = paths
+                self._tracer.set_topology({"invisible_paths": paths})
         except Exception as error:
             self._untraced_paths = None
             self._tracer.failed(INVISIBLE, error)

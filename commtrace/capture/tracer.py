@@ -346,14 +346,14 @@ class Tracer:
         lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
         span = Span(kind, name, lane, outer, self.clock, None)
         if microbatch >= 0 or chunk >= 0 or stage >= 0:
-            self._coordinates = place = coordinates_of((
+            self._coordinates = coordinates = coordinates_of((
                 outer[0],
                 microbatch if microbatch >= 0 else outer[1],
                 chunk if chunk >= 0 else outer[2],
                 stage if stage >= 0 else outer[3],
             ))  # fmt: skip
             if self.native is not None:
-                self.native.core.set_place(place)
+                self.native.core.set_place(coordinates)
         span.outer, self.innermost = self.innermost, span
         if kind in _COUNTED_KINDS:
             self.open_optimizers += kind == schema.OPTIMIZER
@@ -418,8 +418,8 @@ class Tracer:
         """Begin a span of another thread than training's, on the host lane."""
         if not self.recording:
             return None
-        place = Coordinates(self.coordinates.step)
-        return Span(kind, name, schema.HOST, place, self._host_clock, self._host_clock.mark())
+        coordinates = Coordinates(self.coordinates.step)
+        return Span(kind, name, schema.HOST, coordinates, self._host_clock, self._host_clock.mark())
 
     def leave_aside(self, span: Span) -> None:
         span.end = self._host_clock.mark()

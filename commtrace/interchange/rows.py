@@ -193,6 +193,6 @@ def stalls(idle: Intervals, communications: Intervals) -> ImportedStalls:
     on, gap, begin, until = on[order], gap[order], begin[order], until[order]
     if len(on):
         until[1:] = np.minimum(until[1:], np.minimum.accumulate(begin)[:-1])
-    found = np.flatnonzero(until > begin)
-    found = found[np.argsort(gap[found], kind="stable")]
-    return ImportedStalls(begin[found], until[found], on[found])
+    kept = np.flatnonzero(until > begin)
+    kept = kept[np.argsort(gap[kept], kind="stable")]
+    return ImportedStalls(begin[kept], until[kept], on[kept])

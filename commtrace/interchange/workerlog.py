@@ -133,10 +133,10 @@ def import_workerlog(
 def _sorted_logs(files: Sequence[Path]) -> list[Path]:
     logs: list[Path] = []
     for path in files:
-        found = [log for log in path.rglob("workerlog.*") if _NAME.search(log.name)] if path.is_dir() else [path]
-        if not found:
+        logs_of_path = [log for log in path.rglob("workerlog.*") if _NAME.search(log.name)] if path.is_dir() else [path]
+        if not logs_of_path:
             raise ImportFileError(f"{path} holds no workerlog.0, workerlog.1, …; give the log folder of the launcher.")
-        logs += found
+        logs += logs_of_path
     for log in logs:
         if not _NAME.search(log.name):
             raise ImportFileError(
@@ -160,8 +160,8 @@ def _read(path: Path) -> _WorkerLog:
                     raise OSError(errno.EINVAL, "it is sparse or damaged: it holds nothing where a log has lines")
                 lines += line.count(_LINE)
                 jobs += filter(None, map(_job, _JOB.finditer(line)))
-                if not first_step and (found := _FIRST_STEP.search(line)):
-                    first_step = int(found[1])
+                if not first_step and (match := _FIRST_STEP.search(line)):
+                    first_step = int(match[1])
     except OSError as error:
         raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
     if lines and not jobs:
@@ -206,7 +206,7 @@ def _with_steps(jobs: Sequence[_LoggedJob]) -> list[_LoggedJob]:
 def _messages(stages: Sequence[Sequence[_LoggedJob]], chunks: int) -> dict[int, list[_LogMessage]]:
     """Return, by stage, the messages that it receives before its jobs and sends after them."""
     of_key = [{job.key: job for job in jobs if job.is_phase} for jobs in stages]
-    found: dict[int, list[_LogMessage]] = {stage: [] for stage in range(len(stages))}
+    messages: dict[int, list[_LogMessage]] = {stage: [] for stage in range(len(stages))}
     numbers: dict[tuple[int, int], int] = {}
     for stage, jobs in enumerate(stages):
         for before, job in pairwise([None, *jobs]):
@@ -218,17 +218,17 @@ def _messages(stages: Sequence[Sequence[_LoggedJob]], chunks: int) -> dict[int, 
             number = numbers.get((sender, stage), 0)
             numbers[sender, stage] = number + 1
             posted = min(before.end if before else job.start, job.start)
-            found[stage].append(_LogMessage(job, False, sender, number, posted, job.start))
-            found[sender].append(_LogMessage(sent, True, stage, number, sent.end, sent.end))
-    return found
+            messages[stage].append(_LogMessage(job, False, sender, number, posted, job.start))
+            messages[sender].append(_LogMessage(sent, True, stage, number, sent.end, sent.end))
+    return messages
 
 
 def _source(job: _LoggedJob, stage: int, stages: int, chunks: int) -> tuple[int, int] | None:
     """Return stage and chunk of a job's input; None at the start of the pipeline, or if it is the stage itself."""
-    place = job.chunk * stages + stage + (-1 if job.type == "forward" else 1)
-    if not 0 <= place < chunks * stages or place % stages == stage:
+    position = job.chunk * stages + stage + (-1 if job.type == "forward" else 1)
+    if not 0 <= position < chunks * stages or position % stages == stage:
         return None
-    return place % stages, place // stages
+    return position % stages, position // stages
 
 
 def _rows(rank: int, log: _WorkerLog, messages: Sequence[_LogMessage], group: Group) -> Iterator[Row]:

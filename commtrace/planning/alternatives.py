@@ -44,17 +44,25 @@ def combinations(plan: Plan, memory_bytes: float) -> tuple[Alternative, ...]:
     level = list(reached.values())
     recomputing: tuple[Alternative, ...] = ()
     for _ in range(MOST_CHANGES):
-        further = [one for before in level for one in _smaller(plan, before)]
+        further = [alternative for before in level for alternative in _smaller(plan, before)]
         # The same changes in another order are the same layout. It keeps the last place, that of its costliest change:
         # changes that all cost little come before those of which one costs a lot.
-        level = [one for one in reversed(dict.fromkeys(reversed(further))) if one.layout not in reached]
-        reached |= {one.layout: one for one in level}
-        fitting = [one for one in level if leaves_margin(one.peak_bytes, memory_bytes)]
-        without = [one for one in fitting if one.layout.recompute != "full" or plan.layout.recompute == "full"]
+        level = [
+            alternative
+            for alternative in reversed(dict.fromkeys(reversed(further)))
+            if alternative.layout not in reached
+        ]
+        reached |= {alternative.layout: alternative for alternative in level}
+        fitting = [alternative for alternative in level if leaves_margin(alternative.peak_bytes, memory_bytes)]
+        without = [
+            alternative
+            for alternative in fitting
+            if alternative.layout.recompute != "full" or plan.layout.recompute == "full"
+        ]
         if without:
             return (without[0], *recomputing)
         recomputing = recomputing or tuple(fitting[:1])
-    return recomputing or (min(reached.values(), key=lambda one: one.peak_bytes),)
+    return recomputing or (min(reached.values(), key=lambda alternative: alternative.peak_bytes),)
 
 
 def _unchanged(plan: Plan) -> Alternative:

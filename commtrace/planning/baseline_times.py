@@ -30,7 +30,9 @@ def baseline_times(plan: Plan, baseline: NetworkBaseline) -> BaselineTimes:
     operation and number of members that are, as it is, within a node or on several. Nodes have as many ranks, in order,
     as the fullest node of a measured group. Calls that are smaller than all measured ones take as long as the smallest.
     """
-    per_node = max((ceil(len(one.ranks) / len(one.nodes)) for one in baseline.measurements), default=1)
+    per_node = max(
+        (ceil(len(measurement.ranks) / len(measurement.nodes)) for measurement in baseline.measurements), default=1
+    )
     groups = plan.groups()
     seconds: dict[tuple[int, str], float] = defaultdict(float)
     lacking: dict[tuple[int, str], None] = {}
@@ -46,11 +48,11 @@ def baseline_times(plan: Plan, baseline: NetworkBaseline) -> BaselineTimes:
             time_ns = baseline.call_ns(kind, row.bytes_per_call, members)
             if time_ns is None:
                 lacking[stage.stage, row.role] = None
-                place = "on several nodes" if is_on_several else "within a node"
-                not_measured[f"{row.operation} of {row.bytes_per_call:,} bytes by {len(members)} ranks {place}"] = None
+                where = "on several nodes" if is_on_several else "within a node"
+                not_measured[f"{row.operation} of {row.bytes_per_call:,} bytes by {len(members)} ranks {where}"] = None
             else:
                 seconds[stage.stage, row.role] += row.count * time_ns / 1e9
-    whole = {place: time for place, time in seconds.items() if place not in lacking}
+    whole = {stage_and_role: time for stage_and_role, time in seconds.items() if stage_and_role not in lacking}
     return BaselineTimes(whole, tuple(not_measured))
 
 

@@ -38,10 +38,10 @@ Shape: TypeAlias = frozenset[tuple[tuple[str, str, int], int]]
 
 def shape(counts: Counts) -> Shape:
     """Return the calls without their place in the step, and those of uneven size without their bytes."""
-    found: Counter[tuple[str, str, int]] = Counter()
+    shapes: Counter[tuple[str, str, int]] = Counter()
     for call, count in counts.items():
-        found[call.role, call.operation, -1 if is_uneven(call.role, call.operation) else call.num_bytes] += count
-    return frozenset(found.items())
+        shapes[call.role, call.operation, -1 if is_uneven(call.role, call.operation) else call.num_bytes] += count
+    return frozenset(shapes.items())
 
 
 def is_uneven(role: str, operation: str) -> bool:
@@ -66,8 +66,8 @@ class CallCounts:
 
     def __add__(self, other: CallCounts) -> CallCounts:
         ranks = {rank: dict(self.ranks.get(rank, {})) for rank in {**self.ranks, **other.ranks}}
-        for rank, own in other.ranks.items():
-            for key, alike in own.items():
+        for rank, counts_of_shape in other.ranks.items():
+            for key, alike in counts_of_shape.items():
                 before = ranks[rank].get(key, AlikeSteps((), {}))
                 ranks[rank][key] = AlikeSteps((*before.steps, *alike.steps), alike.counts)
         return CallCounts(
@@ -91,17 +91,17 @@ def count_calls(analysis: Analysis) -> CallCounts:
     spans = [trace.spans for trace in analysis.run.ranks.values()]
     return CallCounts(
         ranks={rank: _alike_steps(analysis, trace) for rank, trace in analysis.run.ranks.items()},
-        optimizer_steps=sum(int(np.count_nonzero(own.kind == schema.OPTIMIZER)) for own in spans),
-        recomputations=sum(int(np.count_nonzero(own.kind == schema.RECOMPUTE)) for own in spans),
+        optimizer_steps=sum(int(np.count_nonzero(spans_of_rank.kind == schema.OPTIMIZER)) for spans_of_rank in spans),
+        recomputations=sum(int(np.count_nonzero(spans_of_rank.kind == schema.RECOMPUTE)) for spans_of_rank in spans),
     )
 
 
 def _alike_steps(analysis: Analysis, trace: RankTrace) -> dict[Shape, AlikeSteps]:
-    found: dict[Shape, AlikeSteps] = {}
+    by_shape: dict[Shape, AlikeSteps] = {}
     for step, counts in _steps(analysis, trace):
         key = shape(counts)
-        found[key] = AlikeSteps((*(found[key].steps if key in found else ()), step), counts)
-    return found
+        by_shape[key] = AlikeSteps((*(by_shape[key].steps if key in by_shape else ()), step), counts)
+    return by_shape
 
 
 def _steps(analysis: Analysis, trace: RankTrace) -> Iterator[tuple[int, Counts]]:

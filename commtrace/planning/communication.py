@@ -116,8 +116,8 @@ def _tensor_parallel(model: Model, layout: Layout, stage: int) -> Iterator[Traff
         if layout.recompute == "full":
             yield row("all_gather", "recomputed layers", "backward", blocks, hidden_bytes, "source")
             yield row("reduce_scatter", "recomputed layers", "backward", blocks, hidden_bytes, "source")
-        parts = [one for one in stage_parameters(model, layout, stage) if one.is_sequence_parallel]
-        gradient_bytes = layout.gradient_bytes * sum(one.elements for one in parts)
+        parts = [part for part in stage_parameters(model, layout, stage) if part.is_sequence_parallel]
+        gradient_bytes = layout.gradient_bytes * sum(part.elements for part in parts)
         yield row("all_reduce", "norm and bias gradients", "step", 1, gradient_bytes)
     if is_last:  # also where the group has only one rank
         loss_bytes = _LOSS_BYTES * (model.sequence // layout.cp) * layout.microbatch

@@ -87,10 +87,10 @@ class PlanComparison:
     @property
     def verdict(self) -> str:
         """What to look at, in a sentence; other sizes of the run stand in front of it."""
-        found = self._found()
+        sentence = self._found()
         if not self.other_sizes:
-            return found
-        return f"This is not the planned job: the run has {', '.join(self.other_sizes)}. {found}"
+            return sentence
+        return f"This is not the planned job: the run has {', '.join(self.other_sizes)}. {sentence}"
 
     def _found(self) -> str:
         worst = max(self.rows, key=_lost, default=None)
@@ -130,24 +130,24 @@ def compare_plan(
         ConfigurationError: no rank of the plan was recorded.
     """
     expected = list(expected)
-    planned = sorted(rank for one in expected for rank in one.ranks)
+    planned = sorted(rank for stage in expected for rank in stage.ranks)
     absent = [rank for rank in planned if rank not in sent.ranks]
-    others = sorted(set(sent.ranks).difference(planned))
+    unplanned = sorted(set(sent.ranks).difference(planned))
     if len(absent) == len(planned):
         raise ConfigurationError(
             f"of {format_ranks(planned)}, which the plan has, none was recorded: compare the plan with its own run"
         )
     rows: list[TrafficRow] = []
-    for one in expected:
+    for stage in expected:
         alike: dict[Shape, list[int]] = defaultdict(list)
-        for rank in one.ranks:
+        for rank in stage.ranks:
             if rank in sent.ranks:
                 alike[shape(sent.usual(rank).counts)].append(rank)
         for ranks in alike.values():
-            rows += _rows(tuple(ranks), one.traffic, [sent.usual(rank).counts for rank in ranks], sent)
+            rows += _rows(tuple(ranks), stage.traffic, [sent.usual(rank).counts for rank in ranks], sent)
     some_rank = next(rank for rank in planned if rank in sent.ranks)
-    notes = _notes(expected, sent, absent, others, some_rank)
-    memory = compare_memory(((one.ranks, one.memory) for one in expected), peaks)
+    notes = _notes(expected, sent, absent, unplanned, some_rank)
+    memory = compare_memory(((stage.ranks, stage.memory) for stage in expected), peaks)
     return PlanComparison(
         tuple(_joined(rows)), sent.usual(some_rank).steps, (*notes, *problems), tuple(memory), tuple(other_sizes)
     )
@@ -191,13 +191,13 @@ def expected_of(plan: Plan) -> list[ExpectedTraffic]:
 
 
 def _notes(
-    expected: Sequence[ExpectedTraffic], sent: CallCounts, absent: list[int], others: list[int], some_rank: int
+    expected: Sequence[ExpectedTraffic], sent: CallCounts, absent: list[int], unplanned: list[int], some_rank: int
 ) -> Iterator[str]:
     if absent:
         yield f"The plan also has {format_ranks(absent)}: not recorded, so not compared."
-    if others:
-        yield f"The run also has {format_ranks(others)}; the plan is of a smaller job."
-    if not sent.optimizer_steps and any(row.what == GRADIENT_NORM for one in expected for row in one.traffic):
+    if unplanned:
+        yield f"The run also has {format_ranks(unplanned)}; the plan is of a smaller job."
+    if not sent.optimizer_steps and any(row.what == GRADIENT_NORM for stage in expected for row in stage.traffic):
         yield "No optimizer made a step in these steps, so that the norm of the gradients is not expected."
     unusual = sent.unusual_steps(some_rank)
     if unusual:
@@ -342,16 +342,16 @@ def _ratio(wanted: Counter[int], sent: Counter[int]) -> float | None:
     ours, theirs = (sorted(sizes.elements()) for sizes in (wanted, sent))
     if len(ours) != len(theirs) or 0 in ours:
         return None
-    ratios = {one / other for one, other in zip(theirs, ours, strict=True)}
+    ratios = {received / planned for received, planned in zip(theirs, ours, strict=True)}
     return ratios.pop() if len(ratios) == 1 else None
 
 
 def _calls(sizes: Counter[int]) -> str:
     """Return ``3 calls of 4,096 bytes, 1 of 128``, the largest first."""
-    first, *others = sorted(sizes.items(), reverse=True)
+    first, *rest = sorted(sizes.items(), reverse=True)
     parts = [f"{first[1]:,} call{'s' * (first[1] != 1)} of {first[0]:,} bytes"]
-    parts += [f"{count:,} of {size:,}" for size, count in others[: _MOST_SIZES - 1]]
-    left_out = len(others) - _MOST_SIZES + 1
+    parts += [f"{count:,} of {size:,}" for size, count in rest[: _MOST_SIZES - 1]]
+    left_out = len(rest) - _MOST_SIZES + 1
     return ", ".join(parts) + (f" and {left_out} other sizes" if left_out > 0 else "")
 
 
@@ -359,17 +359,17 @@ def compare_memory(
     expected: Iterable[tuple[Sequence[int], Memory | None]], peaks: Iterable[RankMemory]
 ) -> Iterator[MemoryRow]:
     """Yield the planned memory of ranks beside what they recorded; nothing for ranks without a recorded peak."""
-    by_rank = {one.rank: one for one in peaks}
+    by_rank = {peak.rank: peak for peak in peaks}
     for ranks, planned in expected:
-        own = [by_rank[rank] for rank in ranks if rank in by_rank]
-        if own:
-            most = fullest(own)
+        peaks_of_ranks = [by_rank[rank] for rank in ranks if rank in by_rank]
+        if peaks_of_ranks:
+            most = fullest(peaks_of_ranks)
             yield MemoryRow(
-                ranks=tuple(one.rank for one in own),
+                ranks=tuple(peak.rank for peak in peaks_of_ranks),
                 planned=planned,
                 fullest_rank=most.rank,
                 measured_bytes=most.allocated_bytes,
-                lowest_bytes=min(one.allocated_bytes for one in own),
+                lowest_bytes=min(peak.allocated_bytes for peak in peaks_of_ranks),
                 reserved_bytes=most.reserved_bytes,
                 reason="" if planned is None else _reason(planned, most.allocated_bytes),
             )

@@ -59,7 +59,7 @@ def deepspeed_layout(config: Mapping[str, object], layout: Mapping[str, object])
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, Mapping):
         raise ConfigurationError(f"zero_optimization is {zero!r}: give its options, such as {{stage: 2}}")
-    named = {one.name for one in fields(ZeroOptions)}
+    named = {field.name for field in fields(ZeroOptions)}
     stage = _number(zero, "stage", 0)
     is_half = _precision(config) != "fp32"
     # DeepSpeed decides on check_overflow itself

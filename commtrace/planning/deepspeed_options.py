@@ -83,7 +83,11 @@ def unknown_options(config: Mapping[str, object]) -> Iterator[str]:
 def _meant(name: str, section: str) -> str:
     """Return the end of the sentence: the nearest option of the section, or one of the same name elsewhere."""
     near = get_close_matches(name, _NAMES[section], n=1)
-    elsewhere = [_path(other, name) for other, names in _NAMES.items() if other != section and name in names]
+    elsewhere = [
+        _path(section_of_name, name)
+        for section_of_name, names in _NAMES.items()
+        if section_of_name != section and name in names
+    ]
     meant = near or elsewhere[:1]
     return f": is {meant[0]} meant? Planned without it." if meant else ". Planned without it."
 

@@ -207,8 +207,8 @@ class Layout:
         """Return the number of layers of each stage."""
         ends = {0: self.first_stage_layers, self.pp - 1: self.last_stage_layers}
         given = {stage: layers for stage, layers in ends.items() if layers}
-        others = max(self.pp - len(given), 1)
-        each = (model.layers - sum(given.values())) // others
+        num_not_given = max(self.pp - len(given), 1)
+        each = (model.layers - sum(given.values())) // num_not_given
         return tuple(given.get(stage, each) for stage in range(self.pp))
 
     def stage_layers(self, model: Model, stage: int) -> tuple[range, ...]:

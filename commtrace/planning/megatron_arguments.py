@@ -325,9 +325,11 @@ def _has_flash_attention(parsed: argparse.Namespace) -> bool:
 
 
 def _not_planned(names: Sequence[str], parsed: argparse.Namespace) -> tuple[str, ...]:
-    found = [name for name in names if name in _NOT_PLANNED]
-    found += [name for name, default in _DEFAULTS.items() if _value(parsed, name) != default]
-    return (f"The numbers depend on {', '.join(found)}, which a plan does not understand yet.",) if found else ()
+    unplanned = [name for name in names if name in _NOT_PLANNED]
+    unplanned += [name for name, default in _DEFAULTS.items() if _value(parsed, name) != default]
+    return (
+        (f"The numbers depend on {', '.join(unplanned)}, which a plan does not understand yet.",) if unplanned else ()
+    )
 
 
 def _value(parsed: argparse.Namespace, name: str) -> object:

@@ -40,7 +40,7 @@ class Memory:
 
     @property
     def activations_bytes(self) -> int:
-        return sum(one.num_bytes for one in self.activations)
+        return sum(activation.num_bytes for activation in self.activations)
 
     @property
     def peak_bytes(self) -> int:
@@ -143,10 +143,10 @@ def stage_activations(model: Model, layout: Layout, stage: int) -> tuple[Activat
     of_the_sequence = layout.tp if layout.sequence_parallel else 1
     in_flight = most_in_flight(layout.schedule, stage, layout.pp, layout.microbatches, layout.chunks)
     chunks = layout.stage_layers(model, stage)
-    found: dict[str, int] = {}
+    bytes_of_part: dict[str, int] = {}
 
     def add(part: str, num_bytes: int) -> None:
-        found[part] = found.get(part, 0) + num_bytes
+        bytes_of_part[part] = bytes_of_part.get(part, 0) + num_bytes
 
     layers = [layer for chunk in chunks for layer in chunk]
     if layout.recompute == "full":
@@ -164,8 +164,8 @@ def stage_activations(model: Model, layout: Layout, stage: int) -> tuple[Activat
         )
     if stage == layout.pp - 1:
         add("output", 4 * row // of_the_sequence + _LOGIT_BYTES * tokens * model.vocabulary // layout.tp)
-    return tuple(Activations(part, num_bytes) for part, num_bytes in found.items() if num_bytes)
+    return tuple(Activations(part, num_bytes) for part, num_bytes in bytes_of_part.items() if num_bytes)
 
 
 def _sum(activations: Iterable[Activations]) -> int:
-    return sum(one.num_bytes for one in activations)
+    return sum(activation.num_bytes for activation in activations)

@@ -21,7 +21,7 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.topology import Topology
 
 _Sizes = TypeVar("_Sizes", Model, Layout, ZeroOptions)
-_SWITCHES: Final = {one.name for one in fields(ZeroOptions) if one.type == "bool"}
+_SWITCHES: Final = {field.name for field in fields(ZeroOptions) if field.type == "bool"}
 
 _MODEL_SIZES: Final = (
     "layers", "hidden", "heads", "query_groups", "head_size", "ffn", "sequence", "vocabulary", "experts",

@@ -61,9 +61,9 @@ def iteration_time(roles: Iterable[RoleTime], compute_seconds: float | None) -> 
     Roles without a time are left out, so that both are lower bounds.
     """
     by_stage: dict[int, list[float]] = defaultdict(list)
-    for one in roles:
-        if one.seconds is not None:
-            by_stage[one.stage].append(one.seconds)
+    for role in roles:
+        if role.seconds is not None:
+            by_stage[role.stage].append(role.seconds)
     if compute_seconds is None or not by_stage:
         return None
     stage, seconds = max(by_stage.items(), key=lambda item: sum(item[1]))
@@ -77,16 +77,16 @@ def parse_bandwidths(texts: Iterable[str]) -> dict[str, float]:
     Raises:
         ConfigurationError: a text is neither.
     """
-    found = {}
+    bandwidths = {}
     for text in texts:
         role, _, rate = text.partition("=")
         try:
-            found[role] = parse_rate(rate if role else "")
+            bandwidths[role] = parse_rate(rate if role else "")
         except ValueError:
             raise ConfigurationError(
                 f"--bandwidth {text}: write a role and a rate, as tp=300GB/s or all=200Gbit/s"
             ) from None
-    return found
+    return bandwidths
 
 
 def compute_seconds(plan: Plan, tflops: float) -> float:
@@ -113,7 +113,7 @@ def role_times(
     Raises:
         ConfigurationError: a role has no communication in the plan.
     """
-    found = []
+    times = []
     for stage in plan.stages:
         wire_bytes: dict[str, int] = defaultdict(int)
         for row in stage.traffic:
@@ -124,15 +124,15 @@ def role_times(
                 seconds = (measured or {}).get((stage.stage, role), None if rate is None else num_bytes / rate)
                 rate = None if seconds is None else num_bytes / seconds
                 hiding = num_bytes / compute_seconds if compute_seconds else None
-                found.append(RoleTime(stage.stage, role, num_bytes, rate, seconds, hiding))
-    known = {one.role for one in found}
+                times.append(RoleTime(stage.stage, role, num_bytes, rate, seconds, hiding))
+    known = {time.role for time in times}
     unknown = set(bandwidths) - known - {ALL}
     if unknown:
         raise ConfigurationError(
             f"--bandwidth names {', '.join(sorted(unknown))}, but the plan communicates over "
             f"{', '.join(sorted(known)) or 'nothing'}"
         )
-    return tuple(found)
+    return tuple(times)
 
 
 def measure_communication(analysis: Analysis) -> CommunicationSums:

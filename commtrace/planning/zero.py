@@ -42,14 +42,17 @@ class ZeroJob(NamedTuple):
         """Return the tensors of each group of the optimizer."""
         if not self.groups:
             return [list(range(len(self.elements)))]
-        return [[tensor for tensor, own in enumerate(self.groups) if own == one] for one in sorted(set(self.groups))]
+        return [
+            [tensor for tensor, group_of_tensor in enumerate(self.groups) if group_of_tensor == group]
+            for group in sorted(set(self.groups))
+        ]
 
 
 def planned_zero_job(model: Model, layout: Layout) -> ZeroJob:
     """Return the job of a model in a layout whose ranks are all data parallel."""
     return ZeroJob(
         stage=layout.zero_stage or 0,
-        elements=tuple(one.elements for one in stage_parameters(model, layout, 0)),
+        elements=tuple(parameter.elements for parameter in stage_parameters(model, layout, 0)),
         ranks=layout.dp,
         microbatches=layout.microbatches,
         parameter_bytes=layout.parameter_bytes,
@@ -119,10 +122,10 @@ def _of_owners(job: ZeroJob, bucket: Iterable[int]) -> Counter[int]:
 def _stage_3(job: ZeroJob) -> Iterator[Traffic]:
     options, m = job.options, job.microbatches
     persistent = [elements for elements in job.elements if elements <= options.stage3_param_persistence_threshold]
-    others = [elements for elements in job.elements if elements > options.stage3_param_persistence_threshold]
-    stays_live = sum(others) <= min(options.stage3_max_live_parameters, options.stage3_max_reuse_distance)
+    sharded = [elements for elements in job.elements if elements > options.stage3_param_persistence_threshold]
+    stays_live = sum(sharded) <= min(options.stage3_max_live_parameters, options.stage3_max_reuse_distance)
     basis: Basis = "counted" if stays_live else "estimate"
-    for gathered in _gathers(others, options.stage3_prefetch_bucket_size):
+    for gathered in _gathers(sharded, options.stage3_prefetch_bucket_size):
         size = job.parameter_bytes * sum(padded(elements, job.ranks) for elements in gathered)
         yield _row(job, "all_gather", "parameters", "forward", m, size, basis)
         if not stays_live:
@@ -154,8 +157,8 @@ def _buckets(elements: Sequence[int], order: Iterable[int], largest: int) -> Ite
 def _gathers(elements: Iterable[int], enough: int) -> Iterator[list[int]]:
     """Yield what is gathered together: tensors in the order of their use, until there are enough elements."""
     gathered: list[int] = []
-    for one in elements:
-        gathered.append(one)
+    for num_elements in elements:
+        gathered.append(num_elements)
         if sum(gathered) >= enough:
             yield gathered
             gathered = []

@@ -26,7 +26,7 @@ from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.list_of_findings import findings_of_run
 from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.summary import Summary, summarise_steps
-from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, WholeRun, survey_large_run
+from commtrace.analysis.windows.run import MeasuredRun, OpenedRun, Result, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.findings.finding import Finding
 from commtrace.python import tables as made
@@ -97,7 +97,9 @@ class RecordedRun(Generic[Frame]):
     Results are kept. Of a large run, only :meth:`spans` holds all spans in memory.
     """
 
-    def __init__(self, source: ChosenSteps | LargeRun, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
+    def __init__(
+        self, source: ChosenSteps | OpenedRun, steps: str | None, convert: Callable[[pa.Table], Frame]
+    ) -> None:
         self._source = source
         self._steps = steps
         self._convert = convert
@@ -183,16 +185,16 @@ class RecordedRun(Generic[Frame]):
 
     def align(self) -> Alignment:
         """Return the alignment of the hosts' clocks, or the reason for its failure."""
-        return self._source.survey.alignment if isinstance(self._source, LargeRun) else self._matched.alignment
+        return self._source.alignment if isinstance(self._source, OpenedRun) else self._matched.alignment
 
     @property
     def _recorded(self) -> Run:
         """Return the run; of a large one, few of its rows."""
-        return self._source.survey.outline if isinstance(self._source, LargeRun) else self._source.recorded
+        return self._source.recorded
 
     @property
-    def _run(self) -> WholeRun | LargeRun:
-        return self._source if isinstance(self._source, LargeRun) else WholeRun(self._analysis)
+    def _run(self) -> OpenedRun:
+        return self._source if isinstance(self._source, OpenedRun) else OpenedRun.of(self._analysis)
 
     def _measured(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
         return self._run.measure(measure)
@@ -204,7 +206,7 @@ class RecordedRun(Generic[Frame]):
     @cached_property
     def _window(self) -> ChosenSteps:
         """Return every row that was asked for."""
-        return load_window(self._recorded.path) if isinstance(self._source, LargeRun) else self._source
+        return load_window(self._recorded.path) if isinstance(self._source, OpenedRun) else self._source
 
     @cached_property
     def _matched(self) -> Matched:

@@ -180,8 +180,8 @@ class Agreement:
         return Agreed(run_id, attempt, world, self._job)
 
     def _agreed_step(self, store: Store) -> int:
-        own = 0 if self._predecessor is None else self._predecessor.first_step
-        return _raised(store, f"{_PREFIX}/first_step", own)
+        first_step = 0 if self._predecessor is None else self._predecessor.first_step
+        return _raised(store, f"{_PREFIX}/first_step", first_step)
 
     def _follow(self, store: Store) -> None:
         """Take note of the world before this one, and of its job's name: this process may have joined just now."""

@@ -196,7 +196,7 @@ def wrap_call_impl(
                         else:
                             watch_inputs(args, kwargs)
                     name = label.forward if graph_task() == -1 else label.recompute
-                    place = tracer.coordinates
+                    coordinates = tracer.coordinates
                     if label.is_wrapped:
                         label.open_calls = 1
                     start = mark()
@@ -215,7 +215,7 @@ def wrap_call_impl(
                 end = mark()
                 # While a graph is captured nothing runs, and marks are of the host's clock.
                 if not (may_capture and type(end) is int and clock.is_capturing()):
-                    entry = (make_rows, kind, name, place, start, end)
+                    entry = (make_rows, kind, name, coordinates, start, end)
                     if buffered() < capacity:
                         append(entry)
                     else:

@@ -111,8 +111,8 @@ class Identity:
             return self._found
         try:
             # The place as capture has seen it: the process groups may be gone by now, or smaller.
-            found = self._found or self._look(place)
-            self._found = self._found or found
+            agreed = self._found or self._look(place)
+            self._found = self._found or agreed
         finally:
             self._lock.release()
         return self._found
@@ -123,9 +123,9 @@ class Identity:
         Rank 0 waits so long for the others to hear it, unless the store outlives its process.
         """
         deadline = time.monotonic() + seconds
-        while (found := self.found(place)) is None and time.monotonic() < deadline:
+        while (agreed := self.found(place)) is None and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
-        if found is None:
+        if agreed is None:
             place = self._first_place or place or current_place()
             is_alone = place is None or _is_alone(place)
             alone = (
@@ -133,10 +133,10 @@ class Identity:
                 if is_alone
                 else self._not_agreed("rank 0 has not announced one", place)
             )
-            found = self._found = self._found or alone
+            agreed = self._found = self._found or alone
         while self._unreported() and not self._store_outlives_us() and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
-        return found
+        return agreed
 
     def _store_outlives_us(self) -> bool:
         try:
@@ -219,15 +219,15 @@ class Identity:
         agreement = self._agreement = self._agreement or self._new_agreement(place)
         try:
             ask = None if agreement is None else partial(self._ask_agreement, agreement, store, place)
-            found = None if ask is None else self._answered("agreement", ask)
+            agreed = None if ask is None else self._answered("agreement", ask)
         except (RuntimeError, NotImplementedError) as error:
             return self._not_agreed(str(error), place)
-        if agreement is not None and found is not None:
+        if agreement is not None and agreed is not None:
             self.first_step = agreement.first_step
             if place.rank:  # rank 0 alone will ask who has heard it
                 self._connection, self._needs_no_others = None, True
-            self._warn_of_other_name(found)
-            return found
+            self._warn_of_other_name(agreed)
+            return agreed
         if time.monotonic() - self._asked_at > _LONGEST_SECONDS:
             return self._not_agreed(f"rank 0 has not announced one for {_LONGEST_SECONDS:g} s", place)
         return None
@@ -300,16 +300,16 @@ class Identity:
 
         For the thread that has made the group. It waits two seconds at most for the others.
         """
-        found = self._found
-        if found is None:
+        agreed = self._found
+        if agreed is None:
             return self._first_place is None or self._first_place[:2] == place[:2]
-        is_alike = (found.rank, found.world_size) == (place.rank, place.world_size)
-        if place.world_size == 1 or place.backend == _SIMULATED or not found.world:
+        is_alike = (agreed.rank, agreed.world_size) == (place.rank, place.world_size)
+        if place.world_size == 1 or place.backend == _SIMULATED or not agreed.world:
             return is_alike
         store = _default_store()
         if store is None:
             return is_alike
-        seat = Seat(found.world, found.rank, found.world_size)
+        seat = Seat(agreed.world, agreed.rank, agreed.world_size)
         ask = partial(is_same_world, store, seat, place[:2], _REUNION_SECONDS)
         request = StoreRequest(ask)
         try:
@@ -446,29 +446,29 @@ def _world_of_process(attempt: int) -> str:
     return _own_worlds.setdefault((os.getpid(), attempt), new_world_key())
 
 
-def collect(config: Config, found: AgreedIdentity) -> RankMetadata:
+def collect(config: Config, agreed: AgreedIdentity) -> RankMetadata:
     """Describe this process for the headers of its files."""
     device_name, device_uuid = device()
     host = socket.gethostname()
     return RankMetadata(
-        run_id=found.run_id,
-        attempt=found.attempt,
+        run_id=agreed.run_id,
+        attempt=agreed.attempt,
         session=time.time_ns(),
-        rank=found.rank,
-        local_rank=found.local_rank,
-        world_size=found.world_size,
+        rank=agreed.rank,
+        local_rank=agreed.local_rank,
+        world_size=agreed.world_size,
         host=host,
         node=config.node_id or host,
         boot_id=boot_id(),
         pid=os.getpid(),
-        backend=found.backend,
+        backend=agreed.backend,
         device=device_name,
         device_uuid=device_uuid,
         versions=_versions(),
         environment=stored_settings(os.environ),
         anchor=clock_anchor(),
-        world=found.world,
-        job=found.job,
+        world=agreed.world,
+        job=agreed.job,
     )
 
 
@@ -533,24 +533,26 @@ class WorldNames:
 
 
 def own_directory(
-    config: Config, found: AgreedIdentity, files: FileCalls = HERE, predecessors: Set[str] = frozenset()
+    config: Config, agreed: AgreedIdentity, files: FileCalls = HERE, predecessors: Set[str] = frozenset()
 ) -> Path:
     """Return the run directory of a rank, which another world holds if nodes have disks of their own.
 
     ``predecessors`` are the keys of worlds that its processes were in before.
     """
-    of_world = directory(config, found.run_id, found.job)
-    if not found.world:
+    of_world = directory(config, agreed.run_id, agreed.job)
+    if not agreed.world:
         return of_world
-    own = directory(config, f"{found.run_id}-{found.world}", found.job)
+    of_this_world = directory(config, f"{agreed.run_id}-{agreed.world}", agreed.job)
     try:
-        holder = _holder(found.world, found.attempt)
-        claim = Claim(holder, lambda number: of_world if number == 1 else own, files, predecessors=predecessors)
+        holder = _holder(agreed.world, agreed.attempt)
+        claim = Claim(
+            holder, lambda number: of_world if number == 1 else of_this_world, files, predecessors=predecessors
+        )
         is_ours = claim.settle() == 1
     except OSError as error:  # the recording itself will say so, and try again
         _logger.debug("commtrace: it is not known whether another world has %s: %s", of_world, error)
         is_ours = True
-    return of_world if is_ours else own
+    return of_world if is_ours else of_this_world
 
 
 def _holder(world: str, attempt: int) -> Holder:
@@ -652,16 +654,16 @@ def _device_in_use(torch: ModuleType) -> int | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch.version, "cuda", None):
-        found["cuda"] = str(torch.version.cuda)
-    return found
+        versions["cuda"] = str(torch.version.cuda)
+    return versions
 
 
 _LONGEST: Final = 100

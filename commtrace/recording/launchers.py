@@ -54,13 +54,13 @@ _LAUNCHERS: Final = (
 
 def position(environment: Mapping[str, str]) -> Position | None:
     """Return the place of this process by the innermost launcher; None if there is no launcher."""
-    found = [place for variables in _LAUNCHERS if (place := _place(variables, environment)) is not None]
-    if not found:
+    places = [place for variables in _LAUNCHERS if (place := _place(variables, environment)) is not None]
+    if not places:
         return None
     # A script may set RANK and WORLD_SIZE without LOCAL_RANK: that is another launcher's with the same rank and size.
-    same = [place for place in found if place[:2] == found[0][:2]]
+    same = [place for place in places if place[:2] == places[0][:2]]
     return Position(
-        *found[0][:2],
+        *places[0][:2],
         next((place.local_rank for place in same if place.local_rank is not None), None),
         next((place.local_world_size for place in same if place.local_world_size is not None), None),
     )
@@ -68,14 +68,14 @@ def position(environment: Mapping[str, str]) -> Position | None:
 
 def local_rank(environment: Mapping[str, str]) -> int | None:
     """Return the number of this process on its node; None if no launcher says it."""
-    found = position(environment)
-    return _number(environment.get("LOCAL_RANK")) if found is None else found.local_rank
+    place = position(environment)
+    return _number(environment.get("LOCAL_RANK")) if place is None else place.local_rank
 
 
 def counts_ranks_of_node(environment: Mapping[str, str]) -> bool:
     """Return False if the number on the node comes without their count, as Ray says 0 to all of them."""
-    found = position(environment)
-    return "LOCAL_RANK" not in environment or (found is not None and found.local_world_size is not None)
+    place = position(environment)
+    return "LOCAL_RANK" not in environment or (place is not None and place.local_world_size is not None)
 
 
 def job_name(environment: Mapping[str, str]) -> str:
@@ -127,14 +127,14 @@ def _expanded(part: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         low, high = _number(first), _number(last or first)
         if low is None or high is None or not low <= high < low + _MOST_NODES:
             continue  # not as Slurm writes it: no name is better than a wrong one
-        found += (str(number).zfill(len(first)) for number in range(low, high + 1))
-    return found
+        numbers += (str(number).zfill(len(first)) for number in range(low, high + 1))
+    return numbers
 
 
 def is_ray_worker(environment: Mapping[str, str], parent: int) -> bool:

@@ -117,7 +117,7 @@ def option(default: T, kind: OptionKind, meaning: str, *, example: str, is_secre
 
 def options_of(section: type) -> dict[str, Option]:
     """Return the options that are fields of a dataclass, by name; other fields are left out."""
-    return {one.name: one.metadata[_METADATA_KEY] for one in fields(section) if _METADATA_KEY in one.metadata}
+    return {each.name: each.metadata[_METADATA_KEY] for each in fields(section) if _METADATA_KEY in each.metadata}
 
 
 def check_options(section: object, prefix: str = "") -> None:
@@ -136,7 +136,7 @@ def shorten(value: object) -> str:
 def is_run_id(text: str) -> bool:
     """Return whether this can be the name of a run: it becomes folders, labels and keys."""
     folders = text.split("/")
-    return text.isprintable() and len(text) <= _LONGEST_NAME and all(one.strip(" .") for one in folders)
+    return text.isprintable() and len(text) <= _LONGEST_NAME and all(folder.strip(" .") for folder in folders)
 
 
 def is_token(text: str) -> bool:
@@ -164,10 +164,10 @@ def read_layout(text: str) -> dict[str, int]:
     """Return the sizes of the parallel dimensions in ``pp=4,dp=2``; raise ValueError for another text."""
     sizes: dict[str, int] = {}
     for word in _read_words(text):
-        found = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})\s*=\s*([0-9]{1,7})", word)
-        if found is None or found[1] in sizes or int(found[2]) < 1:
+        match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})\s*=\s*([0-9]{1,7})", word)
+        if match is None or match[1] in sizes or int(match[2]) < 1:
             raise ValueError(text)
-        sizes[found[1]] = int(found[2])
+        sizes[match[1]] = int(match[2])
     return sizes
 
 

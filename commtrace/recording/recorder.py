@@ -335,15 +335,15 @@ class Recorder:
 
     def _resolve(self, entry: Entry, rows: list[Row]) -> None:
         try:
-            own = entry[0](entry)
+            resolved = entry[0](entry)
         except Exception:
             self._count_lost_entry(entry)
             self._warn_of_entry()
             return
-        if own is None:
+        if resolved is None:
             self._unresolved.append(entry)
         else:
-            rows += own
+            rows += resolved
 
     def _count_unreached(self) -> None:  # work that the device never reached cannot be timed
         while self._unresolved:

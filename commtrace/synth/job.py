@@ -173,9 +173,9 @@ class Job:
     def _check(self, fault: Fault) -> None:
         if fault.kind != SEQUENCE_IMBALANCE and not fault.where:
             raise ConfigurationError(f"fault {fault.kind}: say where")
-        for place, limit in zip(fault.where, self._limits(fault), strict=False):
-            if not 0 <= place < limit:
-                raise ConfigurationError(f"fault {fault.kind}={place}: the job has 0 to {limit - 1}")
+        for position, limit in zip(fault.where, self._limits(fault), strict=False):
+            if not 0 <= position < limit:
+                raise ConfigurationError(f"fault {fault.kind}={position}: the job has 0 to {limit - 1}")
 
     def _limits(self, fault: Fault) -> tuple[int, ...]:
         """Return the upper limit (exclusive) of each number in the fault's place."""
@@ -221,13 +221,13 @@ class SimulatedLayout:
         return int(self.members[role].shape[1]) if role in self.members else 1
 
     def groups_of(self, rank: int) -> dict[int, Group]:
-        return {one.id: one for role in self.groups for one in self.groups[role] if rank in one.ranks}
+        return {group.id: group for role in self.groups for group in self.groups[role] if rank in group.ranks}
 
     def group_ids(self, role: str) -> Int64:
         """Return the id of every rank's group of this role; −1 without one."""
         ids = np.full(self.job.world_size, -1, np.int64)
-        for one in self.groups[role]:
-            ids[list(one.ranks)] = one.id
+        for group in self.groups[role]:
+            ids[list(group.ranks)] = group.id
         return ids
 
     def coordinates(self, rank: int) -> dict[str, int]:

@@ -34,8 +34,8 @@ NAMES: Final = (
 ROLES: Final = ("none", "world", "tp", "cp", "dp", "dp-cp", "ep", "pp", "mp", "embedding")
 
 
-class SchedulePlace(NamedTuple):
-    """A place in the schedule."""
+class ScheduleCoordinates(NamedTuple):
+    """Where in the schedule something happens."""
 
     step: int
     microbatch: int = -1
@@ -65,7 +65,7 @@ class _Template(NamedTuple):
     kind: int
     name: int
     lane: int
-    place: SchedulePlace
+    coordinates: ScheduleCoordinates
     role: int = 0
     seq: int = -1
     num_bytes: int = -1
@@ -99,25 +99,31 @@ class StageRows:
     _end_leads: list[Int64] = field(default_factory=list)
     _ids: int = 0
 
-    def work(self, kind: int, name: str, place: SchedulePlace, start: Instant, end: Instant) -> None:
+    def work(self, kind: int, name: str, coordinates: ScheduleCoordinates, start: Instant, end: Instant) -> None:
         lane = schema.HOST if kind in _ON_THE_HOST else schema.COMPUTE
         timing = schema.HOST_TIMING if lane == schema.HOST else schema.CUDA_EVENT_TIMING
-        template = _Template(kind, _CODE[name], lane, place, timing=timing)
+        template = _Template(kind, _CODE[name], lane, coordinates, timing=timing)
         if lane == schema.HOST:
             self._add(template, start.time, end.time)
         else:
             self._add(template, start.time, end.time, start.lead, end.lead)
 
     def communication(
-        self, place: SchedulePlace, message: SimulatedMessage, start: Int64, end: Int64, *, is_async: bool = False
+        self,
+        coordinates: ScheduleCoordinates,
+        message: SimulatedMessage,
+        start: Int64,
+        end: Int64,
+        *,
+        is_async: bool = False,
     ) -> int:
         """Add a communication and return its id. The caller may fill in ``end`` later."""
         self._ids += 1
         kind = schema.P2P if message.peer >= 0 else schema.COLLECTIVE
         self._add(
             _Template(
-                kind, _CODE[message.operation], schema.COMMUNICATION, place, ROLES.index(message.role), message.seq,
-                message.num_bytes, _CODE[message.dtype], message.peer, is_async, self._ids,
+                kind, _CODE[message.operation], schema.COMMUNICATION, coordinates, ROLES.index(message.role),
+                message.seq, message.num_bytes, _CODE[message.dtype], message.peer, is_async, self._ids,
             ),
             start,
             end,
@@ -125,13 +131,18 @@ class StageRows:
         return self._ids
 
     def stall(
-        self, place: SchedulePlace, message: SimulatedMessage, communication: int, start: Instant, end: Instant
+        self,
+        coordinates: ScheduleCoordinates,
+        message: SimulatedMessage,
+        communication: int,
+        start: Instant,
+        end: Instant,
     ) -> None:
         """Add stalls on a communication; a rank that did not wait gets none."""
         role, name = ROLES.index(message.role), _CODE[message.operation]
         self._add(
             _Template(
-                schema.STALL, name, schema.COMPUTE, place, role, message.seq, peer=message.peer,
+                schema.STALL, name, schema.COMPUTE, coordinates, role, message.seq, peer=message.peer,
                 stalled_on=communication,
             ),
             start.time,
@@ -142,7 +153,7 @@ class StageRows:
 
     def finished(self) -> StageColumns:
         columns = dict(zip(_Template._fields, zip(*self._templates, strict=True), strict=True))
-        columns |= dict(zip(SchedulePlace._fields, zip(*columns.pop("place"), strict=True), strict=True))
+        columns |= dict(zip(ScheduleCoordinates._fields, zip(*columns.pop("coordinates"), strict=True), strict=True))
         return StageColumns(
             {name: np.array(values, np.int64) for name, values in columns.items()},
             np.ascontiguousarray(np.stack(self._starts).T),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from commtrace.synth import faults
 from commtrace.synth.job import Job, SimulatedLayout
-from commtrace.synth.rows import Instant, SchedulePlace, SimulatedMessage, StageRows
+from commtrace.synth.rows import Instant, ScheduleCoordinates, SimulatedMessage, StageRows
 from commtrace.trace import schema
 from commtrace.trace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action, orders, splits_backwards
 from commtrace.trace.spans import Bool, Int64
@@ -126,7 +126,7 @@ class _Simulation:
             self._finish()
             for stage, begin in enumerate(begins):
                 end = self._instant(stage)
-                self._rows[stage].work(schema.STEP, "step", SchedulePlace(step, stage=stage), begin, end)
+                self._rows[stage].work(schema.STEP, "step", ScheduleCoordinates(step, stage=stage), begin, end)
             starts.append(np.concatenate([begin.time for begin in begins]))
             ends.append(np.concatenate(self._now))
         return Simulated(tuple(self._rows), SimulatedSteps(np.stack(starts), np.stack(ends)), self._launch_bound)
@@ -144,13 +144,13 @@ class _Simulation:
 
     def _run(self, stage: int, phase: str, work: Int64) -> None:
         """Have the hosts launch some work, and the devices do it: not before it is launched."""
-        own = slice(stage * self._width, (stage + 1) * self._width)
+        ranks = slice(stage * self._width, (stage + 1) * self._width)
         begin, was_empty = self._now[stage], self._is_empty[stage]
-        self._host[stage] = self._host[stage] + np.rint(work * self._launch_share[own]).astype(np.int64)
+        self._host[stage] = self._host[stage] + np.rint(work * self._launch_share[ranks]).astype(np.int64)
         self._now[stage] = np.maximum(begin + work, self._host[stage])
         self._is_empty[stage] = self._now[stage] <= self._host[stage]
         waited = was_empty & self._is_empty[stage]
-        self._launch_bound[phase][self._step, own] += np.where(waited, self._now[stage] - begin, 0)
+        self._launch_bound[phase][self._step, ranks] += np.where(waited, self._now[stage] - begin, 0)
 
     def _wait_for_hosts(self, stage: int, duration: Int64) -> None:
         """Keep hosts busy, and with them their devices, which have nothing else to do then."""
@@ -218,7 +218,7 @@ class _Simulation:
     def _load_data(self) -> None:
         for stage in range(self._job.pp):
             duration = self._jittered(self._job.data_ns, self._width) + self._added(faults.DATA, stage)
-            self._pause(stage, schema.DATA, "data", duration, SchedulePlace(self._step, stage=stage))
+            self._pause(stage, schema.DATA, "data", duration, ScheduleCoordinates(self._step, stage=stage))
 
     def _added(self, kind: str, stage: int) -> Int64:
         """Return the time that faults of this kind add to a step, ns by rank of a stage."""
@@ -227,10 +227,10 @@ class _Simulation:
             added[list(fault.where)] += round(fault.amount * 1e6)
         return added[stage * self._width : (stage + 1) * self._width]
 
-    def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: SchedulePlace) -> None:
+    def _pause(self, stage: int, kind: int, name: str, duration: Int64, coordinates: ScheduleCoordinates) -> None:
         begin = self._instant(stage)
         self._wait_for_hosts(stage, duration)
-        self._rows[stage].work(kind, name, place, begin, self._instant(stage))
+        self._rows[stage].work(kind, name, coordinates, begin, self._instant(stage))
 
     def _pipeline(self) -> None:
         sent: dict[tuple[str, int, int], _Sent] = {}
@@ -259,34 +259,34 @@ class _Simulation:
 
     def _act(self, stage: int, action: Action, sent: dict[tuple[str, int, int], _Sent]) -> None:
         job, stages, chunks = self._job, self._job.pp, self._job.chunks
-        place = SchedulePlace(self._step, action.microbatch, action.chunk, stage)
+        coordinates = ScheduleCoordinates(self._step, action.microbatch, action.chunk, stage)
         virtual = action.chunk * stages + stage
         source = self._source(stage, action)
         if action.letter == FORWARD:  # launched late: until then the lane is idle, without a row
             self._launch_late(stage, self._added(faults.LATE_LAUNCH, stage) // (job.microbatches * chunks))
         if source is not None:
             self._receive(
-                stage, source[0], place, sent[action.letter, source[1] * stages + source[0], action.microbatch]
+                stage, source[0], coordinates, sent[action.letter, source[1] * stages + source[0], action.microbatch]
             )
-        self._compute(stage, action, place)
+        self._compute(stage, action, coordinates)
         target = virtual + {FORWARD: 1, BACKWARD: -1}.get(action.letter, 0)
         if target != virtual and 0 <= target < stages * chunks and stages > 1:
-            sent[action.letter, virtual, action.microbatch] = self._send(stage, target % stages, place)
+            sent[action.letter, virtual, action.microbatch] = self._send(stage, target % stages, coordinates)
 
     def _launch_late(self, stage: int, duration: Int64) -> None:
-        own, was_empty = slice(stage * self._width, (stage + 1) * self._width), self._is_empty[stage]
+        ranks, was_empty = slice(stage * self._width, (stage + 1) * self._width), self._is_empty[stage]
         self._wait_for_hosts(stage, duration)
-        self._launch_bound["other"][self._step, own] += np.where(was_empty, duration, 0)
+        self._launch_bound["other"][self._step, ranks] += np.where(was_empty, duration, 0)
 
-    def _send(self, stage: int, target: int, place: SchedulePlace) -> _Sent:
+    def _send(self, stage: int, target: int, coordinates: ScheduleCoordinates) -> _Sent:
         message = SimulatedMessage(
             "send", "pp", self._next(stage, f"send {target}"), self._sizes.activation, peer=target
         )
         start, end = self._now[stage], np.zeros(self._width, np.int64)
-        self._rows[stage].communication(place, message, start, end, is_async=True)
+        self._rows[stage].communication(coordinates, message, start, end, is_async=True)
         return _Sent(message, start, end)
 
-    def _receive(self, stage: int, source: int, place: SchedulePlace, sent: _Sent) -> None:
+    def _receive(self, stage: int, source: int, coordinates: ScheduleCoordinates, sent: _Sent) -> None:
         now = self._now[stage]
         pairs = np.arange(self._width)[:, np.newaxis] + np.array([stage, source]) * self._width
         transfer = self._transfer_ns("recv", sent.message.num_bytes, pairs)
@@ -294,17 +294,17 @@ class _Simulation:
         end = np.maximum(now, sent.start) + transfer
         sent.end[:] = end
         message = sent.message._replace(operation="recv", peer=source)
-        number = self._rows[stage].communication(place, message, now, end, is_async=True)
-        self._stall(stage, place, message, number, end)
+        number = self._rows[stage].communication(coordinates, message, now, end, is_async=True)
+        self._stall(stage, coordinates, message, number, end)
 
     def _stall(
-        self, stage: int, place: SchedulePlace, message: SimulatedMessage, communication: int, end: Int64
+        self, stage: int, coordinates: ScheduleCoordinates, message: SimulatedMessage, communication: int, end: Int64
     ) -> None:
         begin = self._instant(stage)
         self._now[stage] = end
-        self._rows[stage].stall(place, message, communication, begin, self._instant(stage))
+        self._rows[stage].stall(coordinates, message, communication, begin, self._instant(stage))
 
-    def _compute(self, stage: int, action: Action, place: SchedulePlace) -> None:
+    def _compute(self, stage: int, action: Action, coordinates: ScheduleCoordinates) -> None:
         """Run a forward or backward: one interval of work before, between and after its communications."""
         job, begin = self._job, self._instant(stage)
         split = splits_backwards(job.order)
@@ -317,15 +317,15 @@ class _Simulation:
         work = self._jittered(usual * self._speed[action.letter][stage] * self._uneven[action.microbatch], self._width)
         operations = self._operations[action.letter]
         done = np.zeros(self._width, np.int64)
-        self._collect_garbage(stage, action, place)
+        self._collect_garbage(stage, action, coordinates)
         for number, (role, operation) in enumerate(operations, start=1):
             part = work * number // (len(operations) + 1)
             self._run(stage, schema.KINDS[kind], part - done)
             done = part
-            self._collective(stage, role, operation, self._sizes.activation, place)
-        self._overlap_reduction(stage, action, place, work - done)
+            self._collective(stage, role, operation, self._sizes.activation, coordinates)
+        self._overlap_reduction(stage, action, coordinates, work - done)
         self._run(stage, schema.KINDS[kind], work - done)
-        self._rows[stage].work(kind, name, place, begin, self._instant(stage))
+        self._rows[stage].work(kind, name, coordinates, begin, self._instant(stage))
 
     def _layer_operations(self, letter: str) -> list[tuple[str, str]]:
         if letter not in (FORWARD, BACKWARD):
@@ -335,11 +335,11 @@ class _Simulation:
         wanted += [("ep", "all_to_all"), ("tp", "all_reduce")]
         return [(role, operation) for role, operation in wanted if self._layout.size(role) > 1]
 
-    def _collect_garbage(self, stage: int, action: Action, place: SchedulePlace) -> None:
+    def _collect_garbage(self, stage: int, action: Action, coordinates: ScheduleCoordinates) -> None:
         """Collect garbage in the forward of the middle microbatch."""
         if action != Action(FORWARD, self._job.microbatches // 2, 0):
             return
-        self._pause(stage, schema.GC, "gc", self._added(faults.GC, stage), place)
+        self._pause(stage, schema.GC, "gc", self._added(faults.GC, stage), coordinates)
 
     # Communication
 
@@ -354,7 +354,13 @@ class _Simulation:
         return self._jittered(usual * self._link_factors(members), len(members))
 
     def _collective(
-        self, stage: int, role: str, operation: str, num_bytes: int, place: SchedulePlace, dtype: str = "bfloat16"
+        self,
+        stage: int,
+        role: str,
+        operation: str,
+        num_bytes: int,
+        coordinates: ScheduleCoordinates,
+        dtype: str = "bfloat16",
     ) -> None:
         members = self._layout.of_stage(role, stage)
         start = self._now[stage]
@@ -362,8 +368,8 @@ class _Simulation:
         message = SimulatedMessage(operation, role, self._next(stage, role), num_bytes, dtype)
         scattered = np.empty(self._width, np.int64)
         scattered[members] = end
-        number = self._rows[stage].communication(place, message, start, scattered)
-        self._stall(stage, place, message, number, scattered)
+        number = self._rows[stage].communication(coordinates, message, start, scattered)
+        self._stall(stage, coordinates, message, number, scattered)
 
     def _ends(self, operation: str, num_bytes: int, members: Int64, starts: Int64) -> Int64:
         """Return the end of each member's operation, shape (groups, members)."""
@@ -381,15 +387,17 @@ class _Simulation:
         end = start.copy()
         end[members] = self._ends(operation, num_bytes, members, start[members])
         for stage in stages:
-            own = slice(stage * self._width, (stage + 1) * self._width)
-            place = SchedulePlace(self._step, stage=stage)
+            ranks = slice(stage * self._width, (stage + 1) * self._width)
+            coordinates = ScheduleCoordinates(self._step, stage=stage)
             message = SimulatedMessage(operation, role, self._next(stage, role), num_bytes, dtype)
-            number = self._rows[stage].communication(place, message, start[own], end[own])
-            self._stall(stage, place, message, number, end[own])
+            number = self._rows[stage].communication(coordinates, message, start[ranks], end[ranks])
+            self._stall(stage, coordinates, message, number, end[ranks])
 
     # The end of a step
 
-    def _overlap_reduction(self, stage: int, action: Action, place: SchedulePlace, remaining: Int64) -> None:
+    def _overlap_reduction(
+        self, stage: int, action: Action, coordinates: ScheduleCoordinates, remaining: Int64
+    ) -> None:
         """Launch the reduction of gradients, bucket by bucket, during the last stretch of the last backward."""
         job, role = self._job, self._layout.gradients
         last = self._orders[stage][-1]
@@ -403,33 +411,33 @@ class _Simulation:
             num_bytes = self._sizes.gradients // _BUCKETS
             end[members] = self._ends("reduce_scatter", num_bytes, members + stage * self._width, start[members])
             message = SimulatedMessage("reduce_scatter", role, self._next(stage, role), num_bytes, "float32")
-            number = self._rows[stage].communication(place, message, start, end, is_async=True)
+            number = self._rows[stage].communication(coordinates, message, start, end, is_async=True)
             self._reductions.setdefault(stage, []).append((message, number, end))
             free = end
 
     def _finish(self) -> None:
         job, sizes, role = self._job, self._sizes, self._layout.gradients
         for stage in range(job.pp):
-            place = SchedulePlace(self._step, stage=stage)
+            coordinates = ScheduleCoordinates(self._step, stage=stage)
             for message, number, end in self._reductions.pop(stage, []):
-                self._stall(stage, place, message, number, np.maximum(self._now[stage], end))
+                self._stall(stage, coordinates, message, number, np.maximum(self._now[stage], end))
             if self._layout.size(role) > 1 and not job.overlap_grad_reduce:
-                self._collective(stage, role, "reduce_scatter", sizes.gradients, place, "float32")
+                self._collective(stage, role, "reduce_scatter", sizes.gradients, coordinates, "float32")
         if job.pp > 1:
             self._across_stages("embedding", "all_reduce", sizes.embedding, "float32")
         begins = [self._instant(stage) for stage in range(job.pp)]
         if job.pp * job.tp > 1:
             self._across_stages("mp", "all_reduce", 4, "float32")
         for stage, begin in enumerate(begins):
-            place = SchedulePlace(self._step, stage=stage)
+            coordinates = ScheduleCoordinates(self._step, stage=stage)
             self._run(
                 stage, "optimizer", self._jittered(job.optimizer_ns * self._speed[_OPTIMIZER][stage], self._width)
             )
-            self._rows[stage].work(schema.OPTIMIZER, "optimizer", place, begin, self._instant(stage))
+            self._rows[stage].work(schema.OPTIMIZER, "optimizer", coordinates, begin, self._instant(stage))
             if self._layout.size(role) > 1:
-                self._collective(stage, role, "all_gather", sizes.parameters, place)
-            self._pause(stage, schema.EVALUATION, "evaluation", self._added(faults.EVALUATION, stage), place)
-            self._pause(stage, schema.CHECKPOINT, "checkpoint", self._added(faults.CHECKPOINT, stage), place)
+                self._collective(stage, role, "all_gather", sizes.parameters, coordinates)
+            self._pause(stage, schema.EVALUATION, "evaluation", self._added(faults.EVALUATION, stage), coordinates)
+            self._pause(stage, schema.CHECKPOINT, "checkpoint", self._added(faults.CHECKPOINT, stage), coordinates)
 
 
 def _wandering(job: Job) -> Float64:

@@ -210,7 +210,9 @@ def synthesize(job: Job) -> Synthetic:
 def _truth(job: Job, layout: SimulatedLayout, steps: SimulatedSteps, mean_without: int) -> dict[str, Any]:
     start, end, mean = steps.start.min(axis=1), steps.end.max(axis=1), steps.mean_ns
     numbers = range(len(job.faults))
-    means_without_one = [mean_without] if len(numbers) == 1 else [_mean_step_ns(_without(job, one)) for one in numbers]
+    means_without_one = (
+        [mean_without] if len(numbers) == 1 else [_mean_step_ns(_without(job, number)) for number in numbers]
+    )
     return {
         "job": job.to_json(),
         "world_size": job.world_size,
@@ -268,7 +270,7 @@ def _launch_bound(ns: Mapping[str, Int64]) -> list[dict[str, object]]:
     """Return, of each rank whose device waited for its host, ns by phase and step."""
     waited = np.stack([*ns.values()]).sum(axis=(0, 1))
     return [
-        {"rank": rank, **{f"{phase}_ns": own[:, rank].tolist() for phase, own in ns.items()}}
+        {"rank": rank, **{f"{phase}_ns": ns_of_step[:, rank].tolist() for phase, ns_of_step in ns.items()}}
         for rank in np.flatnonzero(waited).tolist()
     ]
 
@@ -288,7 +290,7 @@ def _node(host: int) -> str:
 
 
 def _without(job: Job, number: int) -> Job:
-    return replace(job, faults=tuple(fault for other, fault in enumerate(job.faults) if other != number))
+    return replace(job, faults=tuple(fault for index, fault in enumerate(job.faults) if index != number))
 
 
 def _exact(job: Job) -> Job:
@@ -342,7 +344,7 @@ def _write_rank(synthetic: Synthetic, directory: Path, rank: int, session: int, 
 def _marks(synthetic: Synthetic, trace: RankTrace) -> list[Row]:
     dropped = [_mark("dropped", dict(trace.dropped))] if trace.dropped else []
     return [
-        *(_mark("process_group", one.to_json()) for one in trace.groups.values()),
+        *(_mark("process_group", group.to_json()) for group in trace.groups.values()),
         _mark("topology", synthetic.topology(trace.rank)),
         *(_mark("clock_anchor", structs.asdict(anchor)) for anchor in trace.anchors[1:]),
         *dropped,

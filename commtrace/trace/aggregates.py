@@ -74,7 +74,9 @@ class AggregatingSink:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows like :meth:`commtrace.recording.recorder.Sink.write`. If it fails, exactly ``rows`` are lost."""
-        before = {step: {key: list(sums) for key, sums in own.items()} for step, own in self._sums.items()}
+        before = {
+            step: {key: list(sums) for key, sums in sums_of_step.items()} for step, sums_of_step in self._sums.items()
+        }
         last_ended, first_end_ns = self._last_ended, self._first_end_ns
         try:
             handed_on = self._handed_on(RowBatch.of(rows))
@@ -134,11 +136,11 @@ class AggregatingSink:
         first = order[begins]  # row of each group, as the sort is stable
         columns = [column[np.argsort(first)].tolist() for column in (*(key[first] for key in keys), *sums)]
         for step, kind, name, group, peer_of_group, *new in zip(*columns, strict=True):
-            own = self._sums.setdefault(step, {}).setdefault((kind, names[name], group, peer_of_group), [0, 0, 0, 0])
+            totals = self._sums.setdefault(step, {}).setdefault((kind, names[name], group, peer_of_group), [0, 0, 0, 0])
             count, total_ns, num_bytes, longest_ns = new
-            own[:] = own[0] + count, own[1] + total_ns, own[2] + num_bytes, max(own[3], longest_ns)
+            totals[:] = totals[0] + count, totals[1] + total_ns, totals[2] + num_bytes, max(totals[3], longest_ns)
 
     def _aggregate_mark(self, step: int) -> Row:
-        own = self._sums.pop(step, {})
-        detail = [[schema.KINDS[key[0]], *key[1:], *sums] for key, sums in own.items()]
+        sums_of_step = self._sums.pop(step, {})
+        detail = [[schema.KINDS[key[0]], *key[1:], *sums] for key, sums in sums_of_step.items()]
         return mark_row(AGGREGATE, detail, step)

@@ -36,7 +36,9 @@ class Block:
     @classmethod
     def of_ranks(cls, spans: Mapping[int, Spans]) -> Block:
         """Copy the rows of these ranks into a block."""
-        return cls(tuple(spans), bounds_of([len(own) for own in spans.values()]), Spans.concatenate([*spans.values()]))
+        return cls(
+            tuple(spans), bounds_of([len(rows) for rows in spans.values()]), Spans.concatenate([*spans.values()])
+        )
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -49,7 +51,7 @@ class Block:
 
     def split(self, column: npt.NDArray[_Scalar]) -> dict[int, npt.NDArray[_Scalar]]:
         """Return each rank's part of a column of the block, without a copy."""
-        return {rank: column[own] for rank, own in self.slices().items()}
+        return {rank: column[rows] for rank, rows in self.slices().items()}
 
     def together(self, parts: Mapping[int, npt.NDArray[_Scalar]]) -> npt.NDArray[_Scalar]:
         """Join the parts of a column, one per rank, to a column of the block."""
@@ -99,9 +101,9 @@ def pick(
     columns: Mapping[int, npt.NDArray[_Scalar]], rank: npt.NDArray[np.integer], row: npt.NDArray[np.integer]
 ) -> npt.NDArray[_Scalar]:
     """Return the values of these rows of these ranks; ``columns`` are by rank, ascending."""
-    first = bounds_of([len(own) for own in columns.values()])[:-1]
-    place = first[np.searchsorted([*columns], rank)] + row
-    return np.concatenate([*columns.values()])[place]
+    first = bounds_of([len(column) for column in columns.values()])[:-1]
+    position = first[np.searchsorted([*columns], rank)] + row
+    return np.concatenate([*columns.values()])[position]
 
 
 def bounds_of(lengths: Sequence[int] | Int64) -> Int64:
@@ -113,9 +115,9 @@ def blocks_of(spans: Iterable[tuple[int, Spans]]) -> Iterator[Block]:
     """Copy the rows of ranks into blocks."""
     held: dict[int, Spans] = {}
     rows = 0
-    for rank, own in spans:
-        held[rank] = own
-        rows += len(own)
+    for rank, spans_of_rank in spans:
+        held[rank] = spans_of_rank
+        rows += len(spans_of_rank)
         if rows >= ROWS_OF_BLOCK:
             yield Block.of_ranks(held)
             held, rows = {}, 0

@@ -113,7 +113,10 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     # Half of a surrogate pair cannot be encoded at all; it is escaped like the rest.
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
 
 
 def is_plain_json(text: str | bytes) -> bool:
@@ -134,7 +137,7 @@ def all_printable(value: object) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {all_printable(key): all_printable(one) for key, one in value.items()}
+        return {all_printable(key): all_printable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [all_printable(one) for one in value]
+        return [all_printable(item) for item in value]
     return value

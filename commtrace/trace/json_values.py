@@ -35,9 +35,9 @@ def to_json(value: object) -> JsonValue:
     if is_dataclass(value) or hasattr(value, "_fields") or hasattr(value, "__struct_fields__"):
         return fields_to_json(value)
     if isinstance(value, Mapping):
-        return {str(key): to_json(one) for key, one in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [to_json(one) for one in value]
+        return [to_json(item) for item in value]
     raise TypeError(f"{type(value).__name__} is no part of a result")
 
 

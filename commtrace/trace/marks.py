@@ -164,7 +164,7 @@ _Aggregates = list[tuple[Word, Word, Identity, Number, Count, Count, Count, Coun
 def check_aggregates(text: str | None) -> None:
     """Raise ValueError unless this is the detail of an ``aggregate`` mark."""
     decoded: list[Any] = decode_json(text or "", _Aggregates)
-    if any(one[0] not in schema.KINDS or max(one[4:]) > _LARGEST_SUM for one in decoded):
+    if any(aggregate[0] not in schema.KINDS or max(aggregate[4:]) > _LARGEST_SUM for aggregate in decoded):
         raise ValueError("sums of a kind that does not exist, or larger than any step makes")
 
 

@@ -131,7 +131,7 @@ class RankMetadata:
         return replace(metadata, **words)
 
 
-_WORDS: Final = tuple(one.name for one in fields(RankMetadata) if one.type in ("str", "dict[str, str]"))
+_WORDS: Final = tuple(field.name for field in fields(RankMetadata) if field.type in ("str", "dict[str, str]"))
 
 
 def new_world_key() -> str:

@@ -181,8 +181,8 @@ def _order(name: str, stage: int, stages: int, microbatches: int, chunks: int) -
 
 def _nth(number: int, group: int, chunks: int, letter: str) -> Action:
     """Return the n-th forward or backward: a group of microbatches through a chunk, then through the next one."""
-    round_, place = divmod(number, group * chunks)
-    chunk, microbatch = divmod(place, group)
+    round_, position = divmod(number, group * chunks)
+    chunk, microbatch = divmod(position, group)
     return Action(letter, round_ * group + microbatch, chunk if letter == FORWARD else chunks - 1 - chunk)
 
 
@@ -323,7 +323,7 @@ def _goes_back(orders: Sequence[Sequence[str]]) -> bool:
 
 
 def _start_of_second_chunk(order: Sequence[str]) -> int:
-    starts = (place for place, action in enumerate(order) if action[0] == FORWARD and action.endswith(".1"))
+    starts = (position for position, action in enumerate(order) if action[0] == FORWARD and action.endswith(".1"))
     return next(starts, len(order))
 
 

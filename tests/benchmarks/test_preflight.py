@@ -25,11 +25,11 @@ def checks() -> preflight._Checks:
     for rank in range(2):
         here = replace(facts(rank), address="127.0.0.1", versions={}, environment={})
         store.set(f"facts-{rank}", json.dumps(asdict(here)))
-    return preflight._Checks(0, 2, 0, store, "gloo", PreflightLimits(30, 30), preflight._Found(ranks=2))
+    return preflight._Checks(0, 2, 0, store, "gloo", PreflightLimits(30, 30), preflight._PreflightProgress(ranks=2))
 
 
 def test_a_signal_while_ranks_ask_one_another_blames_none_that_has_not_told_yet(checks: preflight._Checks) -> None:
-    found = checks.found
+    found = checks.progress
     present = checks._meet()
     checks.store.set("reached-0", "[]")  # rank 1 still asks
     is_asking, may_answer = threading.Event(), threading.Event()

@@ -15,7 +15,7 @@ from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import measure_summary, summarise_analysis
 from commtrace.analysis.timeline import Timeline
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.viewer.comparison import comparison_resources
 from commtrace.viewer.health import health_resources
 from commtrace.viewer.network import measure_network, network_resources
@@ -52,8 +52,10 @@ def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path
     views = {
         **map_resources(rank_steps(analysis), measure_summary(analysis).stragglers.work.steps),
         **network_resources(analysis.run, measure_network(analysis)),
-        **slowdown_resources(WholeRun(analysis), measure_summary(analysis).stragglers.work),
-        **comparison_resources(WholeRun(analyse(replace(FASTER.run(), path=Path("faster")))), WholeRun(analysis)),
+        **slowdown_resources(OpenedRun.of(analysis), measure_summary(analysis).stragglers.work),
+        **comparison_resources(
+            OpenedRun.of(analyse(replace(FASTER.run(), path=Path("faster")))), OpenedRun.of(analysis)
+        ),
     }
     page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
     path.write_text(page.html, encoding="utf-8")
@@ -148,7 +150,7 @@ def test_groups_are_those_of_the_communication_by_group(opened: Reader, analysis
 
 
 def test_the_slowdown_of_each_stage_is_that_of_the_replay(opened: Reader, analysis: Analysis) -> None:
-    by_stage = report_of_steps(WholeRun(analysis)).slowdown.by_stage
+    by_stage = report_of_steps(OpenedRun.of(analysis)).slowdown.by_stage
     opened.page.select_option("#slowdown-by", "stage")
 
     shown = opened.page.locator("#slowdown tbody tr").all_inner_texts()

@@ -9,7 +9,7 @@ import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline.observed import find_pipeline
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
@@ -108,6 +108,6 @@ def test_combined_forwards_and_backwards_in_an_interleaved_pipeline(tmp_path: Pa
         assert len(sent) == 2 * MICROBATCHES
         assert {row["microbatch"] for row in rows(run, rank, schema.P2P, step=1)} == {-1}
     analysis = analyse(run)
-    pipeline = find_pipeline(WholeRun(analysis))
+    pipeline = find_pipeline(OpenedRun.of(analysis))
     assert pipeline is not None
     assert (pipeline.stages, pipeline.chunks, pipeline.microbatches) == (2, 2, MICROBATCHES)

@@ -10,7 +10,7 @@ import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline.observed import find_pipeline
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
@@ -75,7 +75,7 @@ def assert_follows_its_plan(run: Run, schedule: Schedule, ranks: int, directory:
         assert messages, name
         assert {role_of(trace, row["group"], row["peer"]) for row in messages} == {"pp"}, name
     analysis = analyse(run)
-    pipeline = find_pipeline(WholeRun(analysis))
+    pipeline = find_pipeline(OpenedRun.of(analysis))
     assert pipeline is not None, name
     assert (pipeline.schedule, pipeline.stages, pipeline.chunks, pipeline.microbatches) == (
         schedule.recognised, ranks, chunks, MICROBATCHES,

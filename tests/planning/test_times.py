@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.windows.run import measure_analysis
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.errors import ConfigurationError
 from commtrace.planning.communication import Traffic
 from commtrace.planning.layout import Layout
@@ -103,7 +103,7 @@ def test_bandwidth_and_compute_of_a_recorded_run() -> None:
         rows[rank] = [
             span("step", 0, 1000, step=0), span("forward", 0, 600, step=0), reduce, stall(reduce, 600, 800, step=0),
         ]  # fmt: skip
-    measured = measure_analysis(analyse(make_run(rows, [pair])), measure_communication)
+    measured = OpenedRun.of(analyse(make_run(rows, [pair]))).measure(measure_communication)
 
     rates = measured_rates(measured, plan_that_sends(1, "dp-cp"))
     assert rates.bandwidths == pytest.approx({"dp-cp": 6e9})
@@ -111,7 +111,7 @@ def test_bandwidth_and_compute_of_a_recorded_run() -> None:
     assert measured_rates(measured, plan_that_sends(1, "tp")).bandwidths == {}
     for rank in (0, 1):
         rows[rank][2]["end_exact"] = False
-    bounds = measure_analysis(analyse(make_run(rows, [pair])), measure_communication)
+    bounds = OpenedRun.of(analyse(make_run(rows, [pair]))).measure(measure_communication)
     assert measured_rates(bounds, plan_that_sends(1, "dp-cp")).at_least == ("dp-cp",)
 
 

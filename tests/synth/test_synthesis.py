@@ -14,7 +14,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import align
 from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.errors import ConfigurationError
 from commtrace.synth import FREE, Fault, Job, SimulatedClock, Synthetic, random_clocks, synthesize, write
 from commtrace.trace import schema
@@ -235,7 +235,7 @@ def test_clocks_step() -> None:
 )
 def test_the_schedule_is_recognised(job: Job, schedule: str) -> None:
     analysis = analyse(synthesize(job).run)
-    found = find_pipeline(WholeRun(analysis))
+    found = find_pipeline(OpenedRun.of(analysis))
 
     assert found is not None
     assert (found.schedule, found.stages, found.microbatches) == (schedule, 4, 8)

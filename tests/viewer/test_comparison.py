@@ -8,7 +8,7 @@ import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.comparison.compare import compare, step_series
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.errors import ConfigurationError
 from commtrace.viewer.comparison import comparison_resources
 from tests.factory import make_run
@@ -17,8 +17,8 @@ from tests.pipeline_factory import PipelineJob
 JOB = PipelineJob(stages=2, microbatches=4, data_parallel=2, steps=7)
 
 
-def whole(job: PipelineJob, name: str) -> WholeRun:
-    return WholeRun(analyse(replace(job.run(), path=Path(name))))
+def whole(job: PipelineJob, name: str) -> OpenedRun:
+    return OpenedRun.of(analyse(replace(job.run(), path=Path(name))))
 
 
 def test_the_differences_are_those_of_compare() -> None:
@@ -58,7 +58,7 @@ def test_a_run_is_not_compared_with_itself() -> None:
 
 
 def test_a_run_without_steps_cannot_be_compared() -> None:
-    empty = WholeRun(analyse(replace(make_run({0: []}), path=Path("empty"))))
+    empty = OpenedRun.of(analyse(replace(make_run({0: []}), path=Path("empty"))))
 
     with pytest.raises(ConfigurationError, match="empty: no step was recorded"):
         comparison_resources(empty, whole(JOB, "new"))

@@ -10,7 +10,7 @@ from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.stragglers.search import measure_work
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.trace.run import Run
 from commtrace.viewer.whole_run import map_resources, slowdown_resources
 from tests.factory import make_run, span
@@ -65,13 +65,13 @@ def test_without_a_replay_work_is_not_known() -> None:
 
 def slowdown(run: Run) -> dict[str, bytes]:
     analysis = analyse(run)
-    return dict(slowdown_resources(WholeRun(analysis), measure_work(analysis)))
+    return dict(slowdown_resources(OpenedRun.of(analysis), measure_work(analysis)))
 
 
 def test_the_numbers_are_those_of_the_straggler_command() -> None:
     run = PipelineJob(stages=2, microbatches=4, data_parallel=2, extra_forward_ns={3: 300_000}, steps=4).run()
 
-    printed = report_of_steps(WholeRun(analyse(run))).to_json()
+    printed = report_of_steps(OpenedRun.of(analyse(run))).to_json()
 
     published = json.loads(slowdown(run)["slowdown.json"])
     assert published["S"] > 1

@@ -110,9 +110,9 @@ class CriticalPath:
         sums: dict[tuple[int, str, str], list[int]] = {}
         for path in paths:
             for piece in path.pieces:
-                own = sums.setdefault((piece.rank, piece.kind, piece.role), [0, 0])
-                own[0] += piece.ns
-                own[1] += piece.ns * piece.uncertain
+                totals = sums.setdefault((piece.rank, piece.kind, piece.role), [0, 0])
+                totals[0] += piece.ns
+                totals[1] += piece.ns * piece.uncertain
         return cls(len(paths), _longest_first(Share(*key, *ns) for key, ns in sums.items()))
 
     def plus(self, other: CriticalPath) -> CriticalPath:
@@ -346,17 +346,17 @@ def _kind(state: State) -> str:
     return _KIND_OF_STATE.get(state.kind, UNKNOWN)
 
 
-def _awaited_rank(spans: Spans, rank: int, own: RankMatches) -> Int64:
+def _awaited_rank(spans: Spans, rank: int, matches: RankMatches) -> Int64:
     """Return, by communication row, the awaited rank: its own without a wait or if it came last, −1 if unknown."""
-    awaited = own.last_rank.astype(np.int64)
+    awaited = matches.last_rank.astype(np.int64)
     messages = np.flatnonzero((spans.kind == schema.P2P) & ~replayed_rows(spans))
     if spans.op_in_seq[messages].any():
         ordered = messages[np.argsort(spans.id[messages], kind="stable")]
         begins = spans.op_in_seq[ordered] == 0
         begins[0] = True
         bracket = np.cumsum(begins) - 1
-        decided = np.flatnonzero(own.last_start[ordered] == own.ready[ordered])
+        decided = np.flatnonzero(matches.last_start[ordered] == matches.ready[ordered])
         of_bracket = np.full(int(bracket[-1]) + 1, -1, np.int64)
-        of_bracket[bracket[decided]] = own.last_rank[ordered[decided]]
+        of_bracket[bracket[decided]] = matches.last_rank[ordered[decided]]
         awaited[ordered] = np.where(of_bracket[bracket] >= 0, of_bracket[bracket], awaited[ordered])
-    return np.where(own.complete, np.where(own.ready <= spans.start, rank, awaited), -1)
+    return np.where(matches.complete, np.where(matches.ready <= spans.start, rank, awaited), -1)

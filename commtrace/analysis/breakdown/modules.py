@@ -72,7 +72,7 @@ class ModuleTime:
 
         Both are None if fewer than two ranks have the module.
         """
-        every = {rank: own.nearest_rank(50) for rank, own in self.of_step_ns.items()}
+        every = {rank: times_of_rank.nearest_rank(50) for rank, times_of_rank in self.of_step_ns.items()}
         medians = {rank: median for rank, median in every.items() if median is not None}
         if len(medians) < 2:
             return None, None
@@ -103,13 +103,17 @@ def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[Modul
         count = np.bincount(inverse, minlength=len(codes))
         number = np.searchsorted(known, trace.spans.step[rows])
         for position, code in enumerate(codes.tolist()):
-            own = inverse == position
+            rows_of_module = inverse == position
             row, way = _add(
-                table, run.names[code], int(count[position]), int(duration[own].sum()), int(exposed[own].sum())
+                table,
+                run.names[code],
+                int(count[position]),
+                int(duration[rows_of_module].sum()),
+                int(exposed[rows_of_module].sum()),
             )
             if way != RECOMPUTE:  # it may lie in the backward
                 of_step = of_step_ns.setdefault((row.name, rank), np.zeros(len(known), np.int64))
-                np.add.at(of_step, number[own], duration[own])
+                np.add.at(of_step, number[rows_of_module], duration[rows_of_module])
     for (name, rank), of_step in of_step_ns.items():
         table[name].of_step_ns[rank] = Distribution.of(of_step[of_step > 0])
     return _costliest_first(table.values())
@@ -124,8 +128,11 @@ def add_modules(some: Iterable[ModuleTime], later: Iterable[ModuleTime]) -> list
 
 
 def _costliest_first(rows: Collection[ModuleTime]) -> list[ModuleTime]:
-    if sum(len(own) for row in rows for own in row.of_step_ns.values()) > _MOST_TIMES:
-        rows = [replace(row, of_step_ns={rank: own.round() for rank, own in row.of_step_ns.items()}) for row in rows]
+    if sum(len(times_of_rank) for row in rows for times_of_rank in row.of_step_ns.values()) > _MOST_TIMES:
+        rows = [
+            replace(row, of_step_ns={rank: times_of_rank.round() for rank, times_of_rank in row.of_step_ns.items()})
+            for row in rows
+        ]
     return sorted(rows, key=lambda row: (-sum(row.ns.values()), row.name))
 
 
@@ -158,12 +165,12 @@ def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
 
 def _repeated_in_backward(trace: RankTrace, rows: Int64, names: Sequence[str]) -> Bool:
     spans, name = trace.spans, trace.spans.name[rows]
-    found = np.zeros(len(rows), np.bool_)
+    is_repeated = np.zeros(len(rows), np.bool_)
     known = {names[code]: code for code in np.unique(name).tolist()}
     for word, code in known.items():
         around = known.get(f"{word.removesuffix(f' {RECOMPUTE}')} {BACKWARD}")
         if word.endswith(f" {RECOMPUTE}") and around is not None:
             repeated, backward = np.flatnonzero(name == code), rows[name == around]
             begun = np.searchsorted(spans.start[backward], spans.start[rows[repeated]], side="right") - 1
-            found[repeated] = (begun >= 0) & (spans.end[backward][begun] >= spans.end[rows[repeated]])
-    return found
+            is_repeated[repeated] = (begun >= 0) & (spans.end[backward][begun] >= spans.end[rows[repeated]])
+    return is_repeated

@@ -98,9 +98,9 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
         hidden_ns=np.concatenate([part.hidden_ns for part in parts]),
         launch_bound_ns=np.concatenate([part.launch_bound_ns for part in parts]),
         stalled_ns={
-            rank: own
+            rank: stalled_ns
             for block, part in zip(blocks, parts, strict=True)
-            for rank, own in block.split(part.stalled_ns).items()
+            for rank, stalled_ns in block.split(part.stalled_ns).items()
         },
     )
 

@@ -162,7 +162,7 @@ class RankTotals:
     num_known: int = 0  # steps in which that is known: it is the sum over these
 
     def __add__(self, other: RankTotals) -> RankTotals:
-        return RankTotals(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return RankTotals(*(getattr(self, column.name) + getattr(other, column.name) for column in fields(self)))
 
     def mean(self, trace: RankTrace, states: Sequence[State]) -> RankMean:
         """Return the mean step of this rank."""
@@ -192,7 +192,7 @@ def rank_means(
 ) -> list[RankMean]:
     """Return the mean step of every rank that has steps; ``unmatched_ns`` is by rank, over all steps."""
     totals = rank_totals(run, partition, matches, unmatched_ns or {})
-    return [own.mean(run.ranks[rank], partition.states) for rank, own in totals.items() if own.num_steps]
+    return [total.mean(run.ranks[rank], partition.states) for rank, total in totals.items() if total.num_steps]
 
 
 def rank_totals(
@@ -221,16 +221,15 @@ def rank_totals(
 def launch_bound_sentence(ranks: Sequence[RankMean]) -> str:
     """Say how long devices waited for their hosts; empty if it is little, or not known."""
     known = [(share, rank) for rank in ranks if (share := rank.launch_bound_share) is not None]
-    most, worst = max(known, key=lambda one: one[0], default=(0.0, None))
+    most, worst = max(known, key=lambda share_and_rank: share_and_rank[0], default=(0.0, None))
     if worst is None or most < _WORTH_A_SENTENCE:
         return ""
     shares = [(word, worst.launch_bound_share_of(phase) or 0.0) for phase, word in _OF_PHASES.items()]
     phases = ", ".join(f"{share:.0%} of {word}" for word, share in shares if share >= _WORTH_A_SENTENCE)
     typical = float(np.median([share for share, _ in known]))
-    others = f" (the typical rank: {typical:.0%})" if len(known) > 1 else ""
-    return (
-        f"Launch-bound: the device of rank {worst.rank} waits for its host in {most:.0%} of the step{others}: {phases}."
-    )
+    compared = f" (the typical rank: {typical:.0%})" if len(known) > 1 else ""
+    waits = f"the device of rank {worst.rank} waits for its host in {most:.0%} of the step{compared}"
+    return f"Launch-bound: {waits}: {phases}."
 
 
 def apportion(totals: Int64, count: int) -> Sequence[int]:

@@ -56,14 +56,14 @@ def divide_ranks(claims: Sequence[Sequence[PartIntervals]], begin: int, end: int
 
 def _divide_together(claims: Sequence[Sequence[PartIntervals]], begin: int, end: int) -> Int64:
     length, count = end - begin, len(claims)
-    every = [(rank, one) for rank, own in enumerate(claims) for one in own]
-    lengths = [len(one.start) for _, one in every]
+    every = [(rank, claim) for rank, claims_of_rank in enumerate(claims) for claim in claims_of_rank]
+    lengths = [len(claim.start) for _, claim in every]
     rank = np.repeat(np.array([rank for rank, _ in every], np.int64), lengths)
-    part = np.repeat(np.array([one.part for _, one in every], np.int64), lengths)
+    part = np.repeat(np.array([claim.part for _, claim in every], np.int64), lengths)
     # The ranks follow each other on one axis.
     starts, ends = (
         np.clip(np.concatenate([_NO_TIMES, *times]), begin, end) - begin + rank * length
-        for times in ([one.start for _, one in every], [one.end for _, one in every])
+        for times in ([claim.start for _, claim in every], [claim.end for _, claim in every])
     )
     priority = np.empty(len(part), np.int64)
     priority[np.argsort(part, kind="stable")] = np.arange(len(part))
@@ -126,19 +126,19 @@ class RunBudget:
 
 def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
     """Divide the wall time of a run: its newest attempt, whole and as recorded, and its earlier ones, oldest first."""
-    attempts = [_of_attempt(one) for one in chain(earlier, [run])]
-    begin = min(own.begin for attempt in attempts for own in attempt.values())
-    end = max(own.end for attempt in attempts for own in attempt.values())
+    attempts = [_of_attempt(run_of_attempt) for run_of_attempt in chain(earlier, [run])]
+    begin = min(rank_attempt.begin for attempt in attempts for rank_attempt in attempt.values())
+    end = max(rank_attempt.end for attempt in attempts for rank_attempt in attempt.values())
     kept_below = _kept_below(attempts)
-    is_numbered = all(own.is_numbered for attempt in attempts for own in attempt.values())
+    is_numbered = all(rank_attempt.is_numbered for attempt in attempts for rank_attempt in attempt.values())
     numbers = sorted(set[int]().union(*attempts))
     divided = divide_ranks([_claims(rank, attempts, kept_below, begin) for rank in numbers], begin, end)
     ranks = {rank: WallTimeParts(*parts) for rank, parts in zip(numbers, divided.tolist(), strict=True)}
     repeated = {
         (number, step)
         for number, attempt in enumerate(attempts)
-        for own in attempt.values()
-        for step in own.steps[own.is_repeated(kept_below[number])].tolist()
+        for rank_attempt in attempt.values()
+        for step in rank_attempt.steps[rank_attempt.is_repeated(kept_below[number])].tolist()
     }
     return RunBudget(
         job=WallTimeParts(*apportion(divided.sum(axis=0), len(ranks))),
@@ -199,8 +199,13 @@ def _kept_below(attempts: Sequence[Mapping[int, _RankAttempt]]) -> list[int]:
     below, first = [], never
     for attempt in reversed(attempts):
         below.append(first)
-        if all(own.is_numbered for own in attempt.values()):
-            first = min([first, *(int(own.steps.min()) for own in attempt.values() if len(own.steps))])
+        if all(rank_attempt.is_numbered for rank_attempt in attempt.values()):
+            first = min(
+                [
+                    first,
+                    *(int(rank_attempt.steps.min()) for rank_attempt in attempt.values() if len(rank_attempt.steps)),
+                ]
+            )
     return below[::-1]
 
 
@@ -208,23 +213,25 @@ def _claims(
     rank: int, attempts: Sequence[Mapping[int, _RankAttempt]], kept_below: Sequence[int], begin: int
 ) -> list[PartIntervals]:
     """Return all claims of a rank; a process that began before the previous one ended claims from that end on."""
-    own = [(attempt[rank], below) for attempt, below in zip(attempts, kept_below, strict=True) if rank in attempt]
-    has_steps = any(len(one.steps) for one, _ in own)
+    attempts_of_rank = [
+        (attempt[rank], below) for attempt, below in zip(attempts, kept_below, strict=True) if rank in attempt
+    ]
+    has_steps = any(len(rank_attempt.steps) for rank_attempt, _ in attempts_of_rank)
     claims: list[PartIntervals] = []
     ended: int | None = None
-    for one, below in own:
+    for rank_attempt, below in attempts_of_rank:
         if ended is not None:
-            claims.append(_single(RESTART, ended, one.begin))
-        if one.is_whole and has_steps:
-            first = int(one.step_claim.start.min()) if len(one.steps) else one.end
-            claims.append(_single(START, begin if ended is None else max(one.begin, ended), first))
-        repeated = one.is_repeated(below)
+            claims.append(_single(RESTART, ended, rank_attempt.begin))
+        if rank_attempt.is_whole and has_steps:
+            first = int(rank_attempt.step_claim.start.min()) if len(rank_attempt.steps) else rank_attempt.end
+            claims.append(_single(START, begin if ended is None else max(rank_attempt.begin, ended), first))
+        repeated = rank_attempt.is_repeated(below)
         claims += [
-            PartIntervals(TRAINING, one.step_claim.start[~repeated], one.step_claim.end[~repeated]),
-            PartIntervals(REPEATED, one.step_claim.start[repeated], one.step_claim.end[repeated]),
-            *one.claims,
+            PartIntervals(TRAINING, rank_attempt.step_claim.start[~repeated], rank_attempt.step_claim.end[~repeated]),
+            PartIntervals(REPEATED, rank_attempt.step_claim.start[repeated], rank_attempt.step_claim.end[repeated]),
+            *rank_attempt.claims,
         ]
-        ended = one.end if ended is None else max(ended, one.end)
+        ended = rank_attempt.end if ended is None else max(ended, rank_attempt.end)
     return claims
 
 

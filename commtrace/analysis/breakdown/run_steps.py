@@ -113,11 +113,13 @@ def run_steps(launches: Sequence[LaunchTimes], choice: StepChoice, durations: Ma
 
     ``durations`` are of the steps that count, ns on a common clock; those of others are by the clocks of the hosts.
     """
-    own = [launch.steps for launch in launches]
-    launch = np.repeat([one.launch for one in own], [len(one.step) for one in own])
-    columns = zip(*((one.step, one.occurrence, one.start_ns, one.end_ns) for one in own), strict=True)
+    steps_of_launches = [launch.steps for launch in launches]
+    launch = np.repeat([steps.launch for steps in steps_of_launches], [len(steps.step) for steps in steps_of_launches])
+    columns = zip(
+        *((steps.step, steps.occurrence, steps.start_ns, steps.end_ns) for steps in steps_of_launches), strict=True
+    )
     step, occurrence, start_ns, end_ns = (np.concatenate(column) for column in columns)
-    is_numbered = all(one.is_numbered for one in own)
+    is_numbered = all(steps.is_numbered for steps in steps_of_launches)
     is_last = _is_last_attempt(step, launch, occurrence, is_numbered=is_numbered)
     newest = int(launch.max(initial=0))
     counts = is_last & (launch == newest) & np.isin(step, choice.used)
@@ -144,7 +146,7 @@ def run_steps(launches: Sequence[LaunchTimes], choice: StepChoice, durations: Ma
         reasons=tuple(reasons),
         events=tuple(
             sorted(
-                [*chain.from_iterable(one.events for one in launches), *_restarts(own)],
+                [*chain.from_iterable(launch_times.events for launch_times in launches), *_restarts(steps_of_launches)],
                 key=lambda event: (event.start_ns, event.kind),
             )
         ),

@@ -52,10 +52,10 @@ def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[Piecew
         return _Messages(*(np.empty(0, np.int64) for _ in _Messages._fields))
     buckets = bucket(rows)
     pairs = buckets.first[buckets.size == 2]
-    one, other = buckets.order[pairs], buckets.order[pairs + 1]
-    two_sides = rows.is_send[one] != rows.is_send[other]
-    one, other = one[two_sides], other[two_sides]
-    send, receive = np.where(rows.is_send[one], one, other), np.where(rows.is_send[one], other, one)
+    first, second = buckets.order[pairs], buckets.order[pairs + 1]
+    two_sides = rows.is_send[first] != rows.is_send[second]
+    first, second = first[two_sides], second[two_sides]
+    send, receive = np.where(rows.is_send[first], first, second), np.where(rows.is_send[first], second, first)
     clock, step = clock_of_rank[rows.rank], rows.spans.step
     known = rows.finished[receive]
     known &= _sure(rows.spans.start[send], step[send], clock[send], clocks)
@@ -93,17 +93,17 @@ def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
 
 def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Int64:
     moved = np.empty_like(times)
-    for number, own in rows_by_clock(clock):
-        moved[own] = clocks[number].to_reference(times[own], steps[own])
+    for number, rows in rows_by_clock(clock):
+        moved[rows] = clocks[number].to_reference(times[rows], steps[rows])
     return moved
 
 
 def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
     """Return a mask of the readings whose part of a stepped clock is known."""
     sure = np.ones(len(times), np.bool_)
-    for number, own in rows_by_clock(clock):
+    for number, rows in rows_by_clock(clock):
         if clocks[number].starts:
-            sure[own] = clocks[number].is_sure(times[own], steps[own])
+            sure[rows] = clocks[number].is_sure(times[rows], steps[rows])
     return sure
 
 

@@ -84,12 +84,12 @@ def _collectives(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, ...]
     """Return group, seq, clock, start, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
     rows = [_synchronising(run, block) for block in run.blocks]
-    seqs = [block.spans.seq[own] for block, own in zip(run.blocks, rows, strict=True)]
+    seqs = [block.spans.seq[rows_of_block] for block, rows_of_block in zip(run.blocks, rows, strict=True)]
     # Which collectives are left out must not depend on the rank: every member keeps the same ones.
     power = least_power(np.concatenate(seqs), MOST_ENDS)
     parts = []
-    for block, own, seq in zip(run.blocks, rows, seqs, strict=True):
-        kept = own[multiples(seq, power)]
+    for block, rows_of_block, seq in zip(run.blocks, rows, seqs, strict=True):
+        kept = rows_of_block[multiples(seq, power)]
         clock = np.array([number[run.ranks[rank].clock_key] for rank in block.ranks])
         spans = block.spans
         parts.append(
@@ -355,8 +355,8 @@ def _on_reference(observations: Observations, clocks: Sequence[Clock]) -> tuple[
 def rows_by_clock(clock: Int64) -> Iterator[tuple[int, Int64]]:
     """Yield the number of each clock that occurs, and its rows."""
     order, begins = sort_groups(clock)
-    for own in np.split(order, begins)[1:]:
-        yield int(clock[own[0]]), own
+    for rows in np.split(order, begins)[1:]:
+        yield int(clock[rows[0]]), rows
 
 
 class Begin(NamedTuple):

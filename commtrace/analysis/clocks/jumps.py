@@ -126,16 +126,16 @@ def find_steps(observations: Observations) -> list[ClockStep]:
     """Return the steps of all clocks, by clock and in time order."""
     # Pairs that met often first: they say best when a clock was stepped.
     pairs = sorted(_series(observations), key=lambda pair: (-len(pair.axis), pair.clocks))
-    found: list[ClockStep] = []
+    steps: list[ClockStep] = []
     for jump, readings in [(jump, pair) for pair in pairs for jump in _jumps(pair)]:
         step = jump.of(_culprit(jump, pairs))
-        same = (at for at, known in enumerate(found) if _may_be_one(known, step, readings))
+        same = (at for at, known in enumerate(steps) if _may_be_one(known, step, readings))
         at = next(same, None)
         if at is None:
-            found.append(step)
+            steps.append(step)
         else:
-            found[at] = found[at].narrowed(step)
-    return sorted(found, key=lambda step: (step.clock, step.steps, step.before))
+            steps[at] = steps[at].narrowed(step)
+    return sorted(steps, key=lambda step: (step.clock, step.steps, step.before))
 
 
 def split_at(observations: Observations, steps: Sequence[ClockStep], count: int) -> tuple[Observations, list[int]]:
@@ -154,7 +154,7 @@ def split_at(observations: Observations, steps: Sequence[ClockStep], count: int)
 
 def _series(observations: Observations) -> list[_Series]:
     pairs = np.stack([observations.clock_a, observations.clock_b])
-    found = []
+    series = []
     for a, b in np.unique(pairs, axis=1).T.tolist():
         rows = np.flatnonzero((observations.clock_a == a) & (observations.clock_b == b))
         axis = _axis(observations.time_a[rows], observations.time_b[rows])
@@ -168,8 +168,8 @@ def _series(observations: Observations) -> list[_Series]:
             np.asarray((bound[rows] - difference[0]).astype(np.float64))
             for bound in (observations.least, observations.most)
         )
-        found.append(_Series((a, b), (time_a, time_b), axis, step, level, least, most))
-    return found
+        series.append(_Series((a, b), (time_a, time_b), axis, step, level, least, most))
+    return series
 
 
 def _axis(time_a: Int64, time_b: Int64) -> Int64:
@@ -192,7 +192,7 @@ def _jumps(pair: _Series) -> Iterator[_Jump]:
     changes = change_points(_since_first(pair.axis), _since_first(pair.times[0] - pair.times[1]))
     for change in _no_delays(changes, pair):
         at = change.position
-        before, after = ((int(pair.times[0][place]), int(pair.times[1][place])) for place in (at - 1, at))
+        before, after = ((int(pair.times[0][position]), int(pair.times[1][position])) for position in (at - 1, at))
         first, last = sorted((int(pair.step[at - 1]), int(pair.step[at])))
         steps = (first, last) if first >= 0 else (-1, -1)
         yield _Jump(pair.clocks, before, after, round(change.size), steps, _length(pair, first, last))
@@ -200,15 +200,15 @@ def _jumps(pair: _Series) -> Iterator[_Jump]:
 
 def _no_delays(changes: Sequence[ClockChange], pair: _Series) -> list[ClockChange]:
     """Return the changes that are no delays, ascending; the largest is judged first, and parts the others."""
-    found: list[ClockChange] = []
+    kept: list[ClockChange] = []
     for change in sorted(changes, key=lambda change: -abs(change.size)):
         at = change.position
-        others = [other.position for other in found]
-        first = max([at - _NEIGHBOURHOOD, 0, *(other for other in others if other < at)])
-        last = min([at + _NEIGHBOURHOOD, len(pair.axis), *(other for other in others if other > at)])
+        positions = [earlier.position for earlier in kept]
+        first = max([at - _NEIGHBOURHOOD, 0, *(position for position in positions if position < at)])
+        last = min([at + _NEIGHBOURHOOD, len(pair.axis), *(position for position in positions if position > at)])
         if _is_steady(change, pair.level[first:at], pair.level[at:last]) or _is_forced(change, pair, first, last):
-            found.append(change)
-    return sorted(found)
+            kept.append(change)
+    return sorted(kept)
 
 
 def _is_steady(change: ClockChange, before: Float64, after: Float64) -> bool:
@@ -284,11 +284,11 @@ def _may_be_one(known: ClockStep, step: ClockStep, readings: _Series) -> bool:
     if known.clock != step.clock or abs(known.size_ns - step.size_ns) > larger / 2:
         return False
     # A clock that was stepped back reads less afterwards.
-    one, other = sorted((known.before, known.after)), sorted((step.before, step.after))
-    between = sorted((*one, *other))[1:3]
+    known_range, step_range = sorted((known.before, known.after)), sorted((step.before, step.after))
+    between = sorted((*known_range, *step_range))[1:3]
     times = readings.of(step.clock)
     inside = int(((times > between[0]) & (times < between[1])).sum())
-    return (one[0] < other[1] and other[0] < one[1]) or inside < WINDOW
+    return (known_range[0] < step_range[1] and step_range[0] < known_range[1]) or inside < WINDOW
 
 
 class ClockChange(NamedTuple):
@@ -300,13 +300,13 @@ class ClockChange(NamedTuple):
 
 def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES) -> list[ClockChange]:
     """Return the jumps of the line, ascending; the largest is found first, then those on either side of it."""
-    found = _largest_jump(time, difference) if most else None
-    if found is None:
+    largest = _largest_jump(time, difference) if most else None
+    if largest is None:
         return []
-    position = found.position
+    position = largest.position
     left = change_points(time[:position], difference[:position], most - 1)
     right = change_points(time[position:], difference[position:], most - 1 - len(left))
-    return [*left, found, *(ClockChange(position + one.position, one.size) for one in right)]
+    return [*left, largest, *(ClockChange(position + change.position, change.size) for change in right)]
 
 
 def without_drift(time: Float64, difference: Float64) -> Float64:

@@ -22,7 +22,9 @@ def wall_clock_ns(trace: RankTrace, time_ns: int) -> int:
     """Return an instant of the rank's own clock as epoch ns, by the last anchor before it."""
     anchors = trace.anchors or (trace.metadata.anchor,)
     anchor = max(
-        (one for one in anchors if one.monotonic_ns <= time_ns), key=lambda one: one.monotonic_ns, default=anchors[0]
+        (anchor for anchor in anchors if anchor.monotonic_ns <= time_ns),
+        key=lambda anchor: anchor.monotonic_ns,
+        default=anchors[0],
     )
     return time_ns + anchor.offset_ns
 
@@ -31,9 +33,9 @@ def step_begin_ns(run: Run, step: int) -> int | None:
     """Return when the first rank began a step, epoch ns; None if unknown."""
     begins = []
     for trace in run.ranks.values():
-        own = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
-        if own.any():
-            begins.append(wall_clock_ns(trace, int(trace.spans.start[own].min())))
+        rows = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
+        if rows.any():
+            begins.append(wall_clock_ns(trace, int(trace.spans.start[rows].min())))
     return min(begins) if begins and min(begins) > _EARLIEST_NS else None
 
 
@@ -41,9 +43,9 @@ def step_end_ns(run: Run, step: int) -> int | None:
     """Return when the last rank ended a step, epoch ns; None if unknown."""
     ends = []
     for trace in run.ranks.values():
-        own = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
-        if own.any():
-            ends.append(wall_clock_ns(trace, int(trace.spans.end[own].max())))
+        rows = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
+        if rows.any():
+            ends.append(wall_clock_ns(trace, int(trace.spans.end[rows].max())))
     return max(ends) if ends and min(ends) > _EARLIEST_NS else None
 
 

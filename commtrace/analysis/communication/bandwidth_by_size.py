@@ -57,10 +57,10 @@ class BandwidthBySize:
 
 def _summed(parts: Sequence[tuple[SizeBin, SizeBandwidth]]) -> dict[SizeBin, SizeBandwidth]:
     num_bytes = Counter[SizeBin]()
-    for key, own in parts:
-        num_bytes[key] += own.num_bytes
-    busbw = join_distributions((key, own.busbw_gbps) for key, own in parts)
-    return {key: SizeBandwidth(num_bytes[key], own) for key, own in busbw.items()}
+    for key, bandwidth in parts:
+        num_bytes[key] += bandwidth.num_bytes
+    busbw = join_distributions((key, bandwidth.busbw_gbps) for key, bandwidth in parts)
+    return {key: SizeBandwidth(num_bytes[key], distribution) for key, distribution in busbw.items()}
 
 
 def bandwidth_by_size(context: Context, partition: Partition, residual_ns: int = 0) -> BandwidthBySize:
@@ -98,12 +98,12 @@ def _bins(run: Run, calls: CallTable, chosen: Bool, roles: tuple[str, ...]) -> l
         operation = run.names[name] if name >= 0 else "unknown"
         if operation in WITHOUT_BANDWIDTH:
             continue
-        own = calls.take(rows)
-        moved = moved_bytes(operation, own.num_bytes, own.self_bytes)
-        factors = bus_factors(operation, group_size, own.self_bytes)
-        busbw: Distribution[float] = Distribution.of(moved * factors / _time(own))
+        calls_of_bin = calls.take(rows)
+        moved = moved_bytes(operation, calls_of_bin.num_bytes, calls_of_bin.self_bytes)
+        factors = bus_factors(operation, group_size, calls_of_bin.self_bytes)
+        busbw: Distribution[float] = Distribution.of(moved * factors / _time(calls_of_bin))
         key = SizeBin(
             roles[role], operation, group_size, reach if reach > 0 else -1, size, bool(is_matched), bool(is_bound)
         )
-        bins.append((key, SizeBandwidth(int(own.num_bytes.sum()), busbw)))
+        bins.append((key, SizeBandwidth(int(calls_of_bin.num_bytes.sum()), busbw)))
     return bins

@@ -65,7 +65,7 @@ class Measurement:
     @property
     def busbw_gbps(self) -> MeasuredSpread:
         factor = bus_factor(self.operation, len(self.ranks))
-        return MeasuredSpread(*(factor * one for one in self.algbw_gbps))
+        return MeasuredSpread(*(factor * algbw for algbw in self.algbw_gbps))
 
     def to_json(self) -> JsonObject:
         return {
@@ -103,9 +103,9 @@ class NetworkBaseline:
     )
 
     def __post_init__(self) -> None:
-        for one in sorted(self.measurements, key=lambda each: each.num_bytes):
-            kind = GroupKind(one.operation, len(one.ranks), one.inter_node)
-            self._by_kind.setdefault(kind, {}).setdefault(one.ranks, []).append(one)
+        for measurement in sorted(self.measurements, key=lambda each: each.num_bytes):
+            kind = GroupKind(measurement.operation, len(measurement.ranks), measurement.inter_node)
+            self._by_kind.setdefault(kind, {}).setdefault(measurement.ranks, []).append(measurement)
 
     def duration_ns(self, kind: GroupKind, num_bytes: float, ranks: Sequence[int] | None = None) -> float | None:
         """Return how long such a call took; None if nothing of the kind was measured near this size.
@@ -115,9 +115,9 @@ class NetworkBaseline:
             ranks: the members; if they were not measured, or are not given, the median of all groups alike.
         """
         groups = self._groups(kind)
-        own = groups.get(tuple(ranks)) if ranks is not None else None
-        found = [_interpolated(each, num_bytes) for each in ([own] if own else groups.values())]
-        known = [time for time in found if time is not None]
+        of_these_ranks = groups.get(tuple(ranks)) if ranks is not None else None
+        times = [_interpolated(each, num_bytes) for each in ([of_these_ranks] if of_these_ranks else groups.values())]
+        known = [time for time in times if time is not None]
         return median(known) if known else None
 
     def call_ns(self, kind: GroupKind, num_bytes: float, ranks: Sequence[int] | None = None) -> float | None:
@@ -132,23 +132,23 @@ class NetworkBaseline:
 
     def by_group(self) -> list[tuple[Measurement, ...]]:
         """Return the measurements of each operation on each group, in the order in which they were made."""
-        found: dict[tuple[str, str, tuple[int, ...]], list[Measurement]] = {}
-        for one in self.measurements:  # groups of one round take turns
-            found.setdefault((one.group, one.operation, one.ranks), []).append(one)
-        return [tuple(rows) for rows in found.values()]
+        by_group: dict[tuple[str, str, tuple[int, ...]], list[Measurement]] = {}
+        for measurement in self.measurements:  # groups of one round take turns
+            by_group.setdefault((measurement.group, measurement.operation, measurement.ranks), []).append(measurement)
+        return [tuple(rows) for rows in by_group.values()]
 
     def links(self) -> list[NodeLink]:
         """Return the bandwidth between nodes and within them, of groups on two nodes at most and large messages."""
         return [
             NodeLink(
-                NodeTraffic(one.operation, len(one.ranks), one.num_bytes.bit_length() - 1),
-                min(one.nodes),
-                max(one.nodes),
-                one.iterations,
-                one.busbw_gbps.mean,
+                NodeTraffic(measurement.operation, len(measurement.ranks), measurement.num_bytes.bit_length() - 1),
+                min(measurement.nodes),
+                max(measurement.nodes),
+                measurement.iterations,
+                measurement.busbw_gbps.mean,
             )
-            for one in self.measurements
-            if len(one.nodes) <= 2 and len(one.ranks) > 1 and one.num_bytes >= SMALLEST_BYTES
+            for measurement in self.measurements
+            if len(measurement.nodes) <= 2 and len(measurement.ranks) > 1 and measurement.num_bytes >= SMALLEST_BYTES
         ]
 
     def to_json(self) -> JsonObject:
@@ -156,7 +156,7 @@ class NetworkBaseline:
         return {
             "format": FORMAT,
             "made": dict(self.made),
-            "measurements": [one.to_json() for one in self.measurements],
+            "measurements": [measurement.to_json() for measurement in self.measurements],
         }
 
     def save(self, path: Path) -> None:
@@ -170,8 +170,8 @@ def _interpolated(measured: Sequence[Measurement], num_bytes: float) -> float | 
         return None
     if num_bytes > largest.num_bytes:
         return largest.duration_ns.mean * num_bytes / largest.num_bytes
-    sizes = np.log([one.num_bytes for one in measured])
-    times = np.log([one.duration_ns.mean for one in measured])
+    sizes = np.log([measurement.num_bytes for measurement in measured])
+    times = np.log([measurement.duration_ns.mean for measurement in measured])
     return float(np.exp(np.interp(np.log(num_bytes), sizes, times)))
 
 

@@ -67,7 +67,9 @@ def baseline_shares(sums: CommunicationSums, baseline: NetworkBaseline) -> tuple
         sums: divided by size (``Detail.SIZE``).
     """
     shares = (_share(key, sums, baseline) for key in sums.calls)
-    return tuple(sorted((one for one in shares if one is not None), key=lambda one: (-one.time_ns, one.size)))
+    return tuple(
+        sorted((share for share in shares if share is not None), key=lambda share: (-share.time_ns, share.size))
+    )
 
 
 def _share(key: CommunicationKey, sums: CommunicationSums, baseline: NetworkBaseline) -> BaselineShare | None:
@@ -106,6 +108,6 @@ def whole_share(shares: Iterable[BaselineShare]) -> float | None:
 
 
 def _known(shares: Iterable[BaselineShare]) -> Iterator[tuple[float, int]]:
-    for one in shares:
-        if one.expected_ns is not None:
-            yield one.expected_ns, one.time_ns
+    for share in shares:
+        if share.expected_ns is not None:
+            yield share.expected_ns, share.time_ns

@@ -356,15 +356,15 @@ def sum_calls(calls: CallTable, all_to_all: int, order: Int64, begins: Int64) ->
 
     def sent(chosen: Bool, time_ns: Int64 | None) -> Iterator[Moved]:
         whole = total(num_bytes * chosen)
-        even, others = whole, [0] * len(begins)
+        even, sent_to_others = whole, [0] * len(begins)
         if to_others is not num_bytes:
-            even, others = total(num_bytes * (chosen & ~uneven)), total(to_others * (chosen & uneven))
+            even, sent_to_others = total(num_bytes * (chosen & ~uneven)), total(to_others * (chosen & uneven))
         times = [0] * len(begins) if time_ns is None else total(time_ns * chosen)
-        return map(Moved, total(chosen), whole, even, others, times)
+        return map(Moved, total(chosen), whole, even, sent_to_others, times)
 
     def distributions(chosen: Bool) -> Iterator[Distribution[int]]:
         parts = zip(np.split(duration, begins[1:]), np.split(chosen, begins[1:]), strict=True)
-        return (Distribution.of(part[own]) for part, own in parts)
+        return (Distribution.of(part[group_of_calls]) for part, group_of_calls in parts)
 
     return [
         CallSums(*of_group)
@@ -395,4 +395,4 @@ def sum_stalls(stalls: CallTable, order: Int64, begins: Int64) -> list[CallSums]
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
     none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
     nothing = (_NOTHING,) * 5
-    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, 0, *nothing, 0, none, none) for one in exposed.tolist()]
+    return [CallSums(0, exposed_ns, 0, 0, 0, 0, 0, 0, 0, *nothing, 0, none, none) for exposed_ns in exposed.tolist()]

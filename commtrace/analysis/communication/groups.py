@@ -102,8 +102,8 @@ def measure_groups(analysis: Analysis) -> GroupTotals:
 
 def _added(parts: Iterable[tuple[Pair, Sums]]) -> dict[Pair, Sums]:
     sums: dict[Pair, Sums] = {}
-    for key, own in parts:
-        sums[key] = sums[key].plus(own) if key in sums else own
+    for key, sums_of_pair in parts:
+        sums[key] = sums[key].plus(sums_of_pair) if key in sums else sums_of_pair
     return sums
 
 
@@ -125,8 +125,8 @@ def _measure_block(
     rows = np.flatnonzero(is_message & (receives | ~np.isin(spans.peer, [*context.run.ranks])))
     if not len(rows):
         return
-    own, peer = block.rank()[rows].astype(np.int64), spans.peer[rows].astype(np.int64)
-    sender, receiver = np.where(receives[rows], peer, own), np.where(receives[rows], own, peer)
+    rank, peer = block.rank()[rows].astype(np.int64), spans.peer[rows].astype(np.int64)
+    sender, receiver = np.where(receives[rows], peer, rank), np.where(receives[rows], rank, peer)
     large_bytes, large_ns = np.zeros((2, len(spans)), np.int64)
     large_bytes[large.row], large_ns[large.row] = np.rint(large.bus_bytes), large.ns
     example, which = grouped(pack((sender, receiver)))
@@ -158,8 +158,8 @@ def _arrivals(context: Context, alignment: Alignment) -> tuple[dict[int, int], d
     clear = of_last[is_clear]
     groups, number = np.unique(group[of_last], return_counts=True)
     times = [
-        (Pair(*key), Arrivals(one, 0))
-        for key, one in _counted(group[clear], rank[clear], np.ones(len(clear), np.int64))
+        (Pair(*key), Arrivals(count, 0))
+        for key, count in _counted(group[clear], rank[clear], np.ones(len(clear), np.int64))
     ]
     is_clear_bucket = np.zeros(count, np.bool_)
     is_clear_bucket[bucket[clear]] = True

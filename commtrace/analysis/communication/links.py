@@ -126,9 +126,9 @@ def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None
     only an upper bound: their link may be faster.
     """
     speeds: Iterator[tuple[Route, Distribution[float]]] = (
-        (route, Distribution.of(own))
+        (route, Distribution.of(speeds))
         for trace in run.ranks.values()
-        for route, own in _speeds_of_rank(run, trace, matches.ranks[trace.rank], steps)
+        for route, speeds in _speeds_of_rank(run, trace, matches.ranks[trace.rank], steps)
     )
     return LinkSpeeds(join_distributions(speeds))
 
@@ -138,8 +138,10 @@ def find_slow_links(links: Sequence[NodeLink]) -> SlowTraffic | None:
     by_traffic: dict[NodeTraffic, list[NodeLink]] = defaultdict(list)
     for link in links:
         by_traffic[link.traffic].append(link)
-    found = [slow for own in by_traffic.values() if (slow := _slow_of(own)) is not None]
-    return min(found, key=lambda slow: (slow.within_nodes, slow.links[0].gbps / slow.usual_gbps), default=None)
+    slow_traffic = [
+        slow for links_of_traffic in by_traffic.values() if (slow := _slow_of(links_of_traffic)) is not None
+    ]
+    return min(slow_traffic, key=lambda slow: (slow.within_nodes, slow.links[0].gbps / slow.usual_gbps), default=None)
 
 
 def _slow_of(links: Sequence[NodeLink]) -> SlowTraffic | None:
@@ -148,8 +150,8 @@ def _slow_of(links: Sequence[NodeLink]) -> SlowTraffic | None:
     within = [link.gbps for link in links if not link.is_between_nodes]
     is_slow = [link.gbps <= SLOW * (usual or 0) for link, usual in zip(between, usual_gbps(between), strict=True)]
     if any(is_slow):
-        slow = [link for link, own in zip(between, is_slow, strict=True) if own]
-        usual = _usual([link.gbps for link, own in zip(between, is_slow, strict=True) if not own])
+        slow = [link for link, link_is_slow in zip(between, is_slow, strict=True) if link_is_slow]
+        usual = _usual([link.gbps for link, link_is_slow in zip(between, is_slow, strict=True) if not link_is_slow])
         return _slowest_first(slow, usual, within_nodes=False)
     one_pair = len({frozenset((link.source, link.target)) for link in between}) == 1
     slow = [link for link in between if link.gbps <= SLOW * _usual(within)] if one_pair and within else []
@@ -164,8 +166,8 @@ def usual_gbps(links: Sequence[NodeLink]) -> list[float | None]:
     usual: list[float | None] = [None] * len(links)
     for numbers in alike.values():
         if len(numbers) > 1:
-            own = np.array([links[number].gbps for number in numbers])
-            for number, gbps in zip(numbers, _usual_of_others(own).tolist(), strict=True):
+            speeds = np.array([links[number].gbps for number in numbers])
+            for number, gbps in zip(numbers, _usual_of_others(speeds).tolist(), strict=True):
                 usual[number] = gbps
     return usual
 
@@ -173,10 +175,10 @@ def usual_gbps(links: Sequence[NodeLink]) -> list[float | None]:
 def _usual_of_others(gbps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return :func:`_usual` of all values but each one in turn; sorted once, the others are so too."""
     order = gbps.argsort()
-    place = np.ceil(_USUAL_PERCENTILE / 100 * (len(gbps) - 2)).astype(np.int64)  # among the others
+    position = np.ceil(_USUAL_PERCENTILE / 100 * (len(gbps) - 2)).astype(np.int64)  # among the others
     ascending = gbps[order]
     usual = np.empty_like(gbps)
-    usual[order] = np.where(np.arange(len(gbps)) <= place, ascending[place + 1], ascending[place])
+    usual[order] = np.where(np.arange(len(gbps)) <= position, ascending[position + 1], ascending[position])
     return usual
 
 
@@ -204,11 +206,11 @@ def _speeds_of_rank(
     size = np.frexp(spans.bytes[rows].astype(np.float64))[1] - 1
     first, which = grouped(pack((spans.kind[rows], spans.name[rows], spans.group[rows], spans.peer[rows], size)))
     for number, example in enumerate(first.tolist()):
-        own = rows[which == number]
+        rows_of_operation = rows[which == number]
         route = _route(run, trace, int(rows[example]))
         if route is not None:
             operation, group_size, source, target = route
-            speeds = _bandwidths(trace, matches, own, operation, group_size)
+            speeds = _bandwidths(trace, matches, rows_of_operation, operation, group_size)
             yield Route(NodeTraffic(operation, group_size, int(size[example])), source, target), speeds
 
 

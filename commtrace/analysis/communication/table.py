@@ -203,8 +203,10 @@ def communication_sums(
     parts = [_sums_of_block(run, block, matches, partition, roles, steps, detail) for block in blocks]
     calls = _added(
         {
-            CommunicationKey(roles.words[key.role], run.names[key.name] if key.name >= 0 else "unknown", *key[2:]): own
-            for key, own in part.items()
+            CommunicationKey(
+                roles.words[key.role], run.names[key.name] if key.name >= 0 else "unknown", *key[2:]
+            ): sums_of_key
+            for key, sums_of_key in part.items()
         }
         for part in parts
     )
@@ -214,12 +216,16 @@ def communication_sums(
 def _added(parts: Iterable[Mapping[CommunicationKey, CallSums]]) -> dict[CommunicationKey, CallSums]:
     sums: dict[CommunicationKey, CallSums] = {}
     for part in parts:
-        for key, own in part.items():
-            sums[key] = sums[key] + own if key in sums else own
-    if sum(len(own.exact_durations) + len(own.bound_durations) for own in sums.values()) > MOST_EXACT:
+        for key, sums_of_key in part.items():
+            sums[key] = sums[key] + sums_of_key if key in sums else sums_of_key
+    if sum(len(call_sums.exact_durations) + len(call_sums.bound_durations) for call_sums in sums.values()) > MOST_EXACT:
         return {
-            key: replace(own, exact_durations=own.exact_durations.round(), bound_durations=own.bound_durations.round())
-            for key, own in sums.items()
+            key: replace(
+                call_sums,
+                exact_durations=call_sums.exact_durations.round(),
+                bound_durations=call_sums.bound_durations.round(),
+            )
+            for key, call_sums in sums.items()
         }
     return sums
 
@@ -249,8 +255,8 @@ def _sums_of_block(
         sums.update(zip(keys, sum_calls(calls, run.name_code("all_to_all"), order, begins), strict=True))
     if len(stalls):
         keys, order, begins = _grouped(stalls, detail)
-        for key, own in zip(keys, sum_stalls(stalls, order, begins), strict=True):
-            sums[key] = sums[key] + own if key in sums else own
+        for key, sums_of_key in zip(keys, sum_stalls(stalls, order, begins), strict=True):
+            sums[key] = sums[key] + sums_of_key if key in sums else sums_of_key
     return sums
 
 
@@ -409,7 +415,7 @@ def roles_of_one_rank(communication: Iterable[Communication]) -> dict[str, str]:
     for row in communication:
         sizes.setdefault(row.role, set()).add(row.group_size)
     sentence = "Its groups have one rank and send nothing: it is the calls that take this time, so leave them out."
-    return {role: sentence for role, found in sizes.items() if found == {1}}
+    return {role: sentence for role, sizes_of_role in sizes.items() if sizes_of_role == {1}}
 
 
 class _StalledTime(NamedTuple):

@@ -49,11 +49,11 @@ def large_transfers(context: Context, block: Block) -> TransferColumns:
     bus_bytes = np.zeros(len(rows))
     if len(rows):
         example, which = grouped_rows((spans.name[rows], group_size[rows]))
-        for number, one in enumerate(rows[example].tolist()):
-            own = np.flatnonzero(which == number)
-            operation, self_bytes = context.run.names[int(spans.name[one])], spans.self_bytes[rows[own]]
-            factors = bus_factors(operation, int(group_size[one]), self_bytes)
-            bus_bytes[own] = moved_bytes(operation, spans.bytes[rows[own]], self_bytes) * factors
+        for number, row in enumerate(rows[example].tolist()):
+            of_kind = np.flatnonzero(which == number)
+            operation, self_bytes = context.run.names[int(spans.name[row])], spans.self_bytes[rows[of_kind]]
+            factors = bus_factors(operation, int(group_size[row]), self_bytes)
+            bus_bytes[of_kind] = moved_bytes(operation, spans.bytes[rows[of_kind]], self_bytes) * factors
     return TransferColumns(rows, bus_bytes, transfer_ns[rows])
 
 

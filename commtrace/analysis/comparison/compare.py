@@ -59,7 +59,7 @@ class StepSeries:
                 for state in states
             },
             {
-                link: np.concatenate([one.busbw_gbps[link] for one in (self, later) if link in one.busbw_gbps])
+                link: np.concatenate([series.busbw_gbps[link] for series in (self, later) if link in series.busbw_gbps])
                 for link in links
             },
         )
@@ -187,8 +187,8 @@ def compare_series(
     """
     return RunComparison(
         runs=(len(before), len(after)),
-        steps=(min(len(one.wall_ns) for one in before), min(len(one.wall_ns) for one in after)),
-        wall_ns=change_of_runs([one.wall_ns for one in before], [one.wall_ns for one in after]),
+        steps=(min(len(series.wall_ns) for series in before), min(len(series.wall_ns) for series in after)),
+        wall_ns=change_of_runs([series.wall_ns for series in before], [series.wall_ns for series in after]),
         parts=_parts(before, after, split_is_known),
         busbw_gbps=_links(before, after),
         circumstances=circumstances,
@@ -202,9 +202,9 @@ def _parts(
     def times(side: Sequence[StepSeries], state: State, is_known: bool) -> list[FloatArray]:
         if not is_known and state.kind in (WAIT, TRANSFER, BUBBLE):
             return []
-        return [one.states.get(state, np.zeros(len(one.wall_ns))) for one in side]
+        return [series.states.get(state, np.zeros(len(series.wall_ns))) for series in side]
 
-    states = {state: None for one in (*before, *after) for state in one.states}
+    states = {state: None for series in (*before, *after) for state in series.states}
     changes = {
         state: change_of_runs(times(before, state, split_is_known[0]), times(after, state, split_is_known[1]))
         for state in states
@@ -214,9 +214,9 @@ def _parts(
 
 def _links(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[ComparedLink, MedianChange]:
     def bandwidths(side: Sequence[StepSeries], link: ComparedLink) -> list[FloatArray]:
-        return [one.busbw_gbps.get(link, np.empty(0)) for one in side]
+        return [series.busbw_gbps.get(link, np.empty(0)) for series in side]
 
-    links = {link: None for one in (*before, *after) for link in one.busbw_gbps}
+    links = {link: None for series in (*before, *after) for link in series.busbw_gbps}
     changes = {link: change_of_runs(bandwidths(before, link), bandwidths(after, link)) for link in links}
     return dict(sorted(changes.items(), key=lambda item: (-abs(item[1].relative or 0), item[0])))
 
@@ -230,16 +230,16 @@ def _circumstances(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Diff
 
 
 def _circumstances_of_side(runs: Sequence[Run]) -> dict[str, str]:
-    found: dict[str, dict[str, None]] = {}
+    values_of_circumstance: dict[str, dict[str, None]] = {}
     for circumstances in map(_circumstances_of_run, runs):
         for what, value in circumstances.items():
-            found.setdefault(what, {})[value] = None
-    return {what: " / ".join(values) for what, values in found.items()}
+            values_of_circumstance.setdefault(what, {})[value] = None
+    return {what: " / ".join(values) for what, values in values_of_circumstance.items()}
 
 
 def _circumstances_of_run(run: Run) -> dict[str, str]:
     """Return the circumstances of a run by name; values in which its ranks differ are all listed."""
-    found: dict[str, dict[str, None]] = {}
+    values_of_circumstance: dict[str, dict[str, None]] = {}
     for trace in run.ranks.values():
         metadata = trace.metadata
         framework = trace.topology.get("framework") or {}
@@ -252,7 +252,7 @@ def _circumstances_of_run(run: Run) -> dict[str, str]:
             *((f"{name} (parallel)", size) for name, size in trace.parallel.items()),
             *((f"framework {name}", value) for name, value in framework.items()),
         ):
-            found.setdefault(what, {})[str(value)] = None
+            values_of_circumstance.setdefault(what, {})[str(value)] = None
     hosts = len({trace.metadata.node for trace in run.ranks.values()})
     counts = {"hosts": str(hosts), RANKS_RECORDED: f"{len(run.ranks)} of {run.world_size}"}
-    return {what: ", ".join(values) for what, values in found.items()} | counts
+    return {what: ", ".join(values) for what, values in values_of_circumstance.items()} | counts

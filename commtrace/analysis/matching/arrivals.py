@@ -84,21 +84,21 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
     send = run.name_code("send")
     reports = {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
     least: dict[int, int] = {}
-    for rank, own in reports.items():
-        for group, count in _joined_by_all(run, run.ranks[rank], own).items():
+    for rank, arrivals in reports.items():
+        for group, count in _joined_by_all(run, run.ranks[rank], arrivals).items():
             least[group] = max(least.get(group, 0), count)
     groups = known_groups(run)
     sent = _sent_by(run, send)
     # A rank that ended cleanly has reported everything.
     return {
-        rank: own
+        rank: arrivals
         if run.ranks[rank].closed
         else replace(
-            own,
-            arrived=_at_least(own.arrived, rank, least, groups),
+            arrivals,
+            arrived=_at_least(arrivals.arrived, rank, least, groups),
             sent=sent.get(rank, {}),
         )
-        for rank, own in reports.items()
+        for rank, arrivals in reports.items()
     }
 
 
@@ -118,7 +118,7 @@ def _sent_by(run: Run, send: int) -> dict[int, dict[MessageDirection, int]]:
     return sent
 
 
-def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, int]:
+def _joined_by_all(run: Run, trace: RankTrace, arrivals: RankArrivals) -> dict[int, int]:
     """Return, by group, the number of collectives that every member has joined, as this rank left a later one."""
     spans = trace.spans
     rows = np.flatnonzero(_collectives(trace) & named(run, spans, SYNCHRONISING))
@@ -126,7 +126,7 @@ def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, i
     for group in np.unique(spans.group[rows]).tolist():
         seqs = spans.seq[rows[spans.group[rows] == group]]
         # The wait for the last one that it launched may have ended with an error.
-        ended = seqs[seqs < own.launched[group] - 1]
+        ended = seqs[seqs < arrivals.launched[group] - 1]
         if len(ended):
             joined[group] = int(ended.max()) + 1
     return joined
@@ -135,27 +135,29 @@ def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, i
 def _at_least(
     arrived: Mapping[int, int], rank: int, least: Mapping[int, int], groups: Mapping[int, Group]
 ) -> dict[int, int]:
-    own = {group: count for group, count in least.items() if group in groups and rank in groups[group].ranks}
-    return {group: max(arrived.get(group, 0), own.get(group, 0)) for group in (*arrived, *own)}
+    joined_by_all = {group: count for group, count in least.items() if group in groups and rank in groups[group].ranks}
+    return {group: max(arrived.get(group, 0), joined_by_all.get(group, 0)) for group in (*arrived, *joined_by_all)}
 
 
 def known_groups(run: Run) -> dict[int, Group]:
     """Return the groups of all ranks; of one over several worlds, what any of its members knows of the others."""
-    found: dict[int, Group] = {}
+    groups: dict[int, Group] = {}
     for trace in run.ranks.values():
         for number, group in trace.groups.items():
-            before = found.get(number)
+            before = groups.get(number)
             if before is not None and len(before.members) == len(group.members) > 0:
-                members = tuple(one or other for one, other in zip(group.members, before.members, strict=True))
+                members = tuple(
+                    known or known_before for known, known_before in zip(group.members, before.members, strict=True)
+                )
                 group = structs.replace(group, members=members, key=group.key or before.key)
-            found[number] = group
-    return found
+            groups[number] = group
+    return groups
 
 
 def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
     ended, longest = _ended(trace)
     messages = _messages(trace, send)
-    in_flight = () if trace.closed else tuple(sorted(open_communications(trace), key=lambda one: not one.blocking))
+    in_flight = () if trace.closed else tuple(sorted(open_communications(trace), key=lambda call: not call.blocking))
     launched = dict(ended)
     if trace.activity is not None:
         for group, count in trace.activity.collectives.items():
@@ -164,13 +166,13 @@ def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
             message = MessageDirection(number, is_send, peer, tag)
             messages[message] = max(messages.get(message, 0), count)
     arrived: dict[int, int] = {}
-    for one in in_flight:
-        if one.is_p2p:
-            messages[one.message] = max(messages.get(one.message, 0), one.number + 1)
+    for call in in_flight:
+        if call.is_p2p:
+            messages[call.message] = max(messages.get(call.message, 0), call.number + 1)
             continue
-        launched[one.group] = max(launched.get(one.group, 0), one.seq + 1)
-        if one.state == SCHEDULED:
-            arrived[one.group] = min(arrived.get(one.group, one.seq), one.seq)
+        launched[call.group] = max(launched.get(call.group, 0), call.seq + 1)
+        if call.state == SCHEDULED:
+            arrived[call.group] = min(arrived.get(call.group, call.seq), call.seq)
     return RankArrivals(
         launched=launched,
         arrived={**launched, **arrived},
@@ -233,9 +235,9 @@ def _longest_messages(trace: RankTrace) -> dict[int, int]:
     took, is_first = spans.end[rows] - spans.start[rows], spans.seq[rows] & ((1 << TAG_SHIFT) - 1) == 0
     longest = {}
     for group in np.unique(spans.group[rows]).tolist():
-        own = spans.group[rows] == group
-        later = own & ~is_first
-        longest[group] = int(took[later if later.any() else own].max())
+        in_group = spans.group[rows] == group
+        later = in_group & ~is_first
+        longest[group] = int(took[later if later.any() else in_group].max())
     return longest
 
 
@@ -243,25 +245,25 @@ def open_communications(trace: RankTrace) -> Iterable[UnendedCall]:
     """Yield what a rank had launched and what had not ended when it last wrote."""
     spans = trace.spans
     is_dump = trace.metadata.is_dump  # which has rows of all operations
-    for one in trace.in_flight:
+    for call in trace.in_flight:
         if (
             not is_dump
-            and one.seq >= 0
-            and ((spans.group == one.group) & (spans.seq == one.seq) & (spans.peer == one.peer)).any()
+            and call.seq >= 0
+            and ((spans.group == call.group) & (spans.seq == call.seq) & (spans.peer == call.peer)).any()
         ):
             continue  # It ended just before the rank's last write.
-        age = 0 if trace.last_written_ns is None or not one.start else max(0, trace.last_written_ns - one.start)
+        age = 0 if trace.last_written_ns is None or not call.start else max(0, trace.last_written_ns - call.start)
         yield UnendedCall(
-            operation=one.operation,
-            group=one.group,
-            seq=one.seq,
-            peer=one.peer,
-            num_bytes=one.bytes,
-            dtype=one.dtype,
+            operation=call.operation,
+            group=call.group,
+            seq=call.seq,
+            peer=call.peer,
+            num_bytes=call.bytes,
+            dtype=call.dtype,
             age_ns=age,
-            blocking=one.blocking,
-            state=one.state,
-            start_ns=one.start,
+            blocking=call.blocking,
+            state=call.state,
+            start_ns=call.start,
         )
 
 
@@ -290,7 +292,10 @@ class GroupLabel(NamedTuple):
         for member in self.members:
             if member.rank is not None and member.world is not None:
                 ranks.setdefault(member.world, []).append(member.rank)
-        words = [format_ranks(own) + (f" of world {world}" if world else "") for world, own in sorted(ranks.items())]
+        words = [
+            format_ranks(ranks_of_world) + (f" of world {world}" if world else "")
+            for world, ranks_of_world in sorted(ranks.items())
+        ]
         unknown = sum(member.rank is None for member in self.members)
         if unknown:
             words.append(f"{unknown} member{'s' * (unknown != 1)} of unknown worlds")

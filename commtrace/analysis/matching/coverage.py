@@ -70,7 +70,7 @@ class Captured:
         reported = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
         silent = _silent_dimensions(run, self.roles, skipped) if self.rows else ()
         paths = (*sorted(reported), *_invisible_paths(run), *_skipped(skipped), *silent)
-        replays = sorted((Replays.of(*one) for one in self.replays.items()), key=lambda one: -one.time_ns)
+        replays = sorted((Replays.of(*item) for item in self.replays.items()), key=lambda item: -item.time_ns)
         return Coverage(dict(self.rows), dict(dropped), paths, tuple(replays))
 
 
@@ -90,11 +90,11 @@ def find_coverage(run: Run, roles: Roles) -> Coverage:
 
 def _invisible_paths(run: Run) -> Iterable[str]:
     """Yield the paths that recorders found in their processes (capture/collectives/untraced_paths.py)."""
-    found: dict[tuple[str, str], list[int]] = {}
+    ranks_of_path: dict[tuple[str, str], list[int]] = {}
     for rank, trace in run.ranks.items():
         for path, state in trace.topology.get("invisible_paths", {}).items():
-            found.setdefault((path, state), []).append(rank)
-    for (path, state), ranks in found.items():
+            ranks_of_path.setdefault((path, state), []).append(rank)
+    for (path, state), ranks in ranks_of_path.items():
         where = "every rank" if len(ranks) == len(run.ranks) else format_ranks(ranks)
         if state == "active":
             yield f"{path}: in use on {where}. Its communication was not seen: unknown, not zero."
@@ -214,17 +214,20 @@ class RowCounts:
         first, last = seq[example], seq[example]
         np.minimum.at(first, which, seq)
         np.maximum.at(last, which, seq)
-        numbers: dict[int, dict[int, CollectiveNumbers]] = {one: {} for one in block.ranks}
+        numbers: dict[int, dict[int, CollectiveNumbers]] = {member: {} for member in block.ranks}
         columns = (rank[example], group[example], first, last, np.bincount(which, minlength=len(example)))
-        for one, number, *counted in zip(*(column.tolist() for column in columns), strict=True):
-            numbers[one][number] = CollectiveNumbers(*counted)
+        for member, number, *counted in zip(*(column.tolist() for column in columns), strict=True):
+            numbers[member][number] = CollectiveNumbers(*counted)
         backwards = np.bincount(block.rank()[spans.end < spans.start], minlength=max(block.ranks) + 1)
-        return {one: cls(numbers[one], int(backwards[one])) for one in block.ranks}
+        return {member: cls(numbers[member], int(backwards[member])) for member in block.ranks}
 
     def __add__(self, other: RowCounts) -> RowCounts:
         numbers = {
             **other.numbers,
-            **{group: own.plus(other.numbers.get(group)) for group, own in self.numbers.items()},
+            **{
+                group: numbers_of_group.plus(other.numbers.get(group))
+                for group, numbers_of_group in self.numbers.items()
+            },
         }
         return RowCounts(numbers, self.backwards + other.backwards)
 
@@ -236,36 +239,44 @@ def missing_numbers(run: Run, counts: Mapping[int, RowCounts]) -> int | None:
     """
     if any(trace.recording or trace.discarded or trace.metadata.is_imported for trace in run.ranks.values()):
         return None
-    return sum(own.last - own.first + 1 - own.recorded for rank in counts.values() for own in rank.numbers.values())
+    return sum(
+        numbers_of_group.last - numbers_of_group.first + 1 - numbers_of_group.recorded
+        for rank in counts.values()
+        for numbers_of_group in rank.numbers.values()
+    )
 
 
 def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
     group, seq = _numbers(trace, schema.COLLECTIVE)
     launched = {number: count for number, count in arrivals.launched.items() if count}
     in_flight: dict[int, set[int]] = {}
-    for one in arrivals.in_flight:
-        if not one.is_p2p:
-            in_flight.setdefault(one.group, set()).add(one.seq)
-    found = {}
-    for number in {*np.unique(group).tolist(), *launched, *(one for one, count in arrivals.arrived.items() if count)}:
-        own = np.sort(seq[group == number])
+    for call in arrivals.in_flight:
+        if not call.is_p2p:
+            in_flight.setdefault(call.group, set()).add(call.seq)
+    seen = {}
+    for number in {
+        *np.unique(group).tolist(),
+        *launched,
+        *(group_number for group_number, count in arrivals.arrived.items() if count),
+    }:
+        recorded = np.sort(seq[group == number])
         under_way = np.array(sorted(in_flight.get(number, ())), np.int64)
-        known = np.union1d(own, under_way)
-        end = max(launched.get(number, 0), int(own[-1]) + 1 if len(own) else 0)
+        known = np.union1d(recorded, under_way)
+        end = max(launched.get(number, 0), int(recorded[-1]) + 1 if len(recorded) else 0)
         has_the_first = not (trace.metadata.is_dump or trace.metadata.is_window)
         begin = 0 if has_the_first or not len(known) else int(known[0])
         gaps = _gaps(known, end, begin)
-        found[number] = Seen(
+        seen[number] = Seen(
             rank=trace.rank,
-            first=int(own[0]) if len(own) else None,
-            last=int(own[-1]) if len(own) else None,
-            recorded=len(own),
-            in_flight=len(known) - len(own),
+            first=int(recorded[0]) if len(recorded) else None,
+            last=int(recorded[-1]) if len(recorded) else None,
+            recorded=len(recorded),
+            in_flight=len(known) - len(recorded),
             missing=int(end - begin - len(known)),
             ranges=tuple(gaps),
             unwritten=_unwritten(trace, arrivals, arrivals.arrived.get(number, 0) - end),
         )
-    return found
+    return seen
 
 
 def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int | None:
@@ -293,9 +304,9 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
     for message, count in arrivals.sent.items():
         more = max(0, count - arrivals.messages.get(message, 0))
         unwritten[message.group] = unwritten.get(message.group, 0) + more
-    for one in arrivals.in_flight:
-        if one.is_p2p and one.seq >= 0:
-            under_way[one.group] = under_way.get(one.group, 0) + 1
+    for call in arrivals.in_flight:
+        if call.is_p2p and call.seq >= 0:
+            under_way[call.group] = under_way.get(call.group, 0) + 1
     groups, counts = np.unique(spans.group[rows], return_counts=True)
     recorded = dict(zip(groups.tolist(), counts.tolist(), strict=True))
     # Two messages of a rank to itself, or one from any rank that never ended, have no number of their own.

@@ -96,8 +96,8 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
         for block, (begin, end) in zip(run.blocks, pairwise(bounds.tolist()), strict=True)
     ]
     ranks = {
-        rank: own.take(rows)
-        for block, own in zip(run.blocks, of_blocks, strict=True)
+        rank: matches.take(rows)
+        for block, matches in zip(run.blocks, of_blocks, strict=True)
         for rank, rows in block.slices().items()
     }
     return Matches(ranks, clocks_agree)
@@ -109,16 +109,16 @@ def _rows_and_bounds(run: Run) -> tuple[Rows, Int64]:
     return concatenate(parts), bounds_of([len(part.rank) for part in parts])
 
 
-def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own: slice) -> RankMatches:
-    """Return the matches of a block, whose communications are at these positions and in ``joined[own]``."""
+def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, rows_of_block: slice) -> RankMatches:
+    """Return the matches of a block, whose communications are at these positions and in ``joined[rows_of_block]``."""
     matches = unmatched(block.spans)
     if joined is not None:
         for column in _Joined._fields:
-            getattr(matches, column)[position] = getattr(joined, column)[own]
+            getattr(matches, column)[position] = getattr(joined, column)[rows_of_block]
         stalls = np.flatnonzero(block.spans.kind == schema.STALL)
         communications = communications_of(block, stalls)
-        found = communications >= 0
-        stalls, communications = stalls[found], communications[found]
+        is_recorded = communications >= 0
+        stalls, communications = stalls[is_recorded], communications[is_recorded]
         matches.stall_ready[stalls] = matches.ready[communications]
         matches.stall_ready_exact[stalls] = matches.ready_exact[communications]
         matches.stall_complete[stalls] = matches.complete[communications]
@@ -142,8 +142,8 @@ def communications_of(block: Block, stalls: Int64) -> Int64:
     # Of equal keys the first one is the example: a communication wherever there is one, as they come first.
     example, number = grouped(pack((rank[which], ids)))
     is_communication = example < len(communications)
-    found = np.where(is_communication, communications[np.minimum(example, len(communications) - 1)], -1)
-    return np.asarray(found[number[len(communications) :]])
+    communication_of_key = np.where(is_communication, communications[np.minimum(example, len(communications) - 1)], -1)
+    return np.asarray(communication_of_key[number[len(communications) :]])
 
 
 def unmatched(spans: Spans) -> RankMatches:
@@ -222,8 +222,8 @@ def _expected_participants(run: Run, rows: Rows, buckets: Buckets) -> Int32:
     known = np.array(sorted(sizes), np.int64)
     size_of_known = np.array([*(sizes[number] for number in sorted(sizes)), _UNKNOWN_SIZE], np.int32)
     slot = np.searchsorted(known, rows.spans.group[example])
-    found = np.append(known, -1)[slot] == rows.spans.group[example]
-    expected = np.where(found, size_of_known[slot], _UNKNOWN_SIZE)
+    is_known = np.append(known, -1)[slot] == rows.spans.group[example]
+    expected = np.where(is_known, size_of_known[slot], _UNKNOWN_SIZE)
     return np.where(rows.spans.kind[example] == schema.P2P, 2, expected).astype(np.int32)
 
 
@@ -248,11 +248,11 @@ def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
 
 def _same_side(rows: Rows, buckets: Buckets) -> Bool:
     """Return the pairs of two sends, or of two receives."""
-    found = np.zeros(len(buckets.first), np.bool_)
+    are_alike = np.zeros(len(buckets.first), np.bool_)
     pairs = np.flatnonzero(buckets.size == 2)
-    one, other = buckets.order[buckets.first[pairs]], buckets.order[buckets.first[pairs] + 1]
-    found[pairs] = (rows.spans.kind[one] == schema.P2P) & (rows.is_send[one] == rows.is_send[other])
-    return found
+    first, second = buckets.order[buckets.first[pairs]], buckets.order[buckets.first[pairs] + 1]
+    are_alike[pairs] = (rows.spans.kind[first] == schema.P2P) & (rows.is_send[first] == rows.is_send[second])
+    return are_alike
 
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
@@ -314,10 +314,10 @@ class Rows(NamedTuple):
     spans: Spans
 
     def take(self, chosen: Bool) -> Rows:
-        own = np.flatnonzero(chosen)
+        rows = np.flatnonzero(chosen)
         return Rows(
-            self.rank[own], self.clock[own], self.position[own], self.is_send[own], self.finished[own],
-            self.spans.take(own),
+            self.rank[rows], self.clock[rows], self.position[rows], self.is_send[rows], self.finished[rows],
+            self.spans.take(rows),
         )  # fmt: skip
 
 
@@ -344,9 +344,9 @@ class Buckets(NamedTuple):
         ordered = values[self.order]
         changes = ordered[1:] != ordered[:-1]
         changes &= self.of_sorted_row[1:] == self.of_sorted_row[:-1]
-        found = np.zeros(len(self.first), np.bool_)
-        found[self.of_sorted_row[1:][changes]] = True
-        return found
+        do_differ = np.zeros(len(self.first), np.bool_)
+        do_differ[self.of_sorted_row[1:][changes]] = True
+        return do_differ
 
     def of_row(self) -> Int64:
         buckets = np.empty(len(self.order), np.int64)
@@ -392,9 +392,9 @@ def bucket(rows: Rows) -> Buckets:
     """Sort the rows by the key of their communication."""
     spans = rows.spans
     p2p = np.flatnonzero(spans.kind == schema.P2P)
-    own, peer, is_send = rows.rank[p2p], spans.peer[p2p], rows.is_send[p2p]
+    rank, peer, is_send = rows.rank[p2p], spans.peer[p2p], rows.is_send[p2p]
     pair = np.full(len(spans), schema.NOT_APPLICABLE, np.int64)
-    pair[p2p] = pack((np.where(is_send, own, peer), np.where(is_send, peer, own)))
+    pair[p2p] = pack((np.where(is_send, rank, peer), np.where(is_send, peer, rank)))
     # The seq of a P2P counts its pair alone; only collectives of one bracket need the index.
     op_in_seq = spans.op_in_seq.copy()
     op_in_seq[p2p] = 0

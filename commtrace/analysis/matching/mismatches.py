@@ -57,8 +57,8 @@ def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[lis
     if not len(rows.rank):
         return [], 0
     buckets = bucket(rows)
-    found = differences(whole, rows, buckets)
-    which = np.flatnonzero(np.logical_or.reduce(list(found.values())))
+    differing = differences(whole, rows, buckets)
+    which = np.flatnonzero(np.logical_or.reduce(list(differing.values())))
     if not len(which):
         return [], 0
     ended = np.minimum.reduceat(rows.finished[buckets.order].astype(np.int8), buckets.first)[which].astype(np.bool_)
@@ -72,7 +72,7 @@ def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[lis
             Mismatch(
                 group=describe_group(groups.get(group), group),
                 seq=int(rows.spans.seq[members[0]]),
-                differ=tuple(aspect for aspect, mask in found.items() if mask[number]),
+                differ=tuple(aspect for aspect, mask in differing.items() if mask[number]),
                 calls=_calls(whole, rows, members),
                 ended=bool(rows.finished[members].all()),
             )
@@ -97,10 +97,10 @@ def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
     """Return the communications in flight as rows of their own; names are added to the run's."""
     names = list(run.names)
     ranks = {
-        rank: _unfinished(trace, own, names)
+        rank: _unfinished(trace, calls, names)
         for rank, trace in run.ranks.items()
         if not trace.metadata.is_dump  # which has rows of them
-        and (own := [one for one in arrivals[rank].in_flight if one.seq >= 0])
+        and (calls := [call for call in arrivals[rank].in_flight if call.seq >= 0])
     }
     return replace(run, ranks=ranks, names=names)
 
@@ -109,18 +109,18 @@ def _unfinished(trace: RankTrace, in_flight: Sequence[UnendedCall], names: list[
     numbers = [-2 - position for position in range(len(in_flight))]
     rows: list[dict[str, object]] = [
         {
-            "kind": schema.P2P if one.is_p2p else schema.COLLECTIVE,
-            "name": one.operation,
+            "kind": schema.P2P if call.is_p2p else schema.COLLECTIVE,
+            "name": call.operation,
             "lane": schema.COMMUNICATION,
-            "start": one.start_ns,
-            "end": one.start_ns,
-            "group": one.group,
-            "seq": one.seq,
-            "bytes": one.num_bytes,
-            "peer": one.peer,
+            "start": call.start_ns,
+            "end": call.start_ns,
+            "group": call.group,
+            "seq": call.seq,
+            "bytes": call.num_bytes,
+            "peer": call.peer,
             "id": number,
-            **({"dtype": one.dtype} if one.dtype else {}),
+            **({"dtype": call.dtype} if call.dtype else {}),
         }
-        for number, one in zip(numbers, in_flight, strict=True)
+        for number, call in zip(numbers, in_flight, strict=True)
     ]
     return replace(trace, spans=Spans.from_rows(rows, names), details=dict.fromkeys(numbers, '{"unfinished":true}'))

@@ -61,7 +61,7 @@ def is_kernel_trace(spans: Spans) -> bool:
 
 def of_one_sort(blocks: Iterable[Block]) -> list[Block]:
     """Return the blocks, with those in which only some ranks have kernels split into ranks."""
-    return [one for block in blocks for one in ([*block.single()] if _is_mixed(block) else [block])]
+    return [part for block in blocks for part in ([*block.single()] if _is_mixed(block) else [block])]
 
 
 def _is_mixed(block: Block) -> bool:

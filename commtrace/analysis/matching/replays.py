@@ -83,7 +83,7 @@ class StampedCalls:
     @classmethod
     def of(cls, sums: ReplaySums) -> StampedCalls:
         """Return the mean of sums."""
-        unstamped = sorted(sums.unstamped.items(), key=lambda one: (-one[1], one[0]))
+        unstamped = sorted(sums.unstamped.items(), key=lambda item: (-item[1], item[0]))
         return cls(
             sums.timed / sums.rank_steps,
             (sums.stamped - sums.timed) / sums.rank_steps,
@@ -131,7 +131,7 @@ class Replays:
             ContainedCalls(operation, count / sums.rank_steps, sums.num_bytes.get(operation, 0) / sums.rank_steps)
             for operation, count in sums.calls.items()
         ]
-        calls.sort(key=lambda one: (-one.bytes, -one.count, one.operation))
+        calls.sort(key=lambda call: (-call.bytes, -call.count, call.operation))
         stamped = StampedCalls.of(sums) if sums.has_stamps and calls else None
         return cls(*key, sums.replays / sums.rank_steps, sums.time_ns // sums.rank_steps, tuple(calls), stamped)
 
@@ -150,7 +150,7 @@ class Replays:
         if not self.calls:
             return "without communication"
         contain = "contains" if self.count == 1 else "contain"
-        calls = [f"{one.count:.3g} {one.operation} ({_bytes(one.bytes)})" for one in self.calls]
+        calls = [f"{call.count:.3g} {call.operation} ({_bytes(call.bytes)})" for call in self.calls]
         listed = f"which {contain} {', '.join(calls)}"
         if self.stamped is not None and self.stamped.is_complete:
             return f"{listed}, all with device times of their own"
@@ -164,7 +164,7 @@ class Replays:
             "is_known": self.is_known,
             "count": self.count,
             "time_ns": self.time_ns,
-            "calls": [fields_to_json(one) for one in self.calls],
+            "calls": [fields_to_json(call) for call in self.calls],
             "stamped": None if self.stamped is None else self.stamped.to_json(),
             "sentence": self.sentence,
         }
@@ -174,18 +174,18 @@ def find_replays(run: Run, steps: Sequence[int] | None = None) -> dict[ReplayKey
     """Add up the replays of all ranks, in all or some steps."""
     sums: dict[ReplayKey, ReplaySums] = {}
     for trace in run.ranks.values():
-        for key, own in _of_rank(run, trace, steps):
-            sums[key] = sums[key] + own if key in sums else own
+        for key, sums_of_rank in _of_rank(run, trace, steps):
+            sums[key] = sums[key] + sums_of_rank if key in sums else sums_of_rank
     return sums
 
 
 def add_replays(
-    some: Mapping[ReplayKey, ReplaySums], others: Mapping[ReplayKey, ReplaySums]
+    some: Mapping[ReplayKey, ReplaySums], more: Mapping[ReplayKey, ReplaySums]
 ) -> dict[ReplayKey, ReplaySums]:
     """Return the sums of both."""
     return {
-        key: some[key] + others[key] if key in some and key in others else (some.get(key) or others[key])
-        for key in {**some, **others}
+        key: some[key] + more[key] if key in some and key in more else (some.get(key) or more[key])
+        for key in {**some, **more}
     }
 
 
@@ -201,12 +201,12 @@ def _of_rank(run: Run, trace: RankTrace, steps: Sequence[int] | None) -> Iterato
     first, which = grouped(pack((replays.name, is_known)))
     duration = replays.end - replays.start
     for number, example in enumerate(first.tolist()):
-        own = which == number
+        of_key = which == number
         calls, num_bytes = Counter[str](), Counter[str]()
         unstamped: Counter[str] = Counter()
         stamps = stamped = 0
         has_stamps = False
-        for graph, count in zip(*np.unique(replays.id[own], return_counts=True), strict=True):
+        for graph, count in zip(*np.unique(replays.id[of_key], return_counts=True), strict=True):
             contents = trace.graphs.get(int(graph))
             if contents is not None and is_known[example]:
                 for operation, (times, size) in _contents(contents).items():
@@ -218,10 +218,10 @@ def _of_rank(run: Run, trace: RankTrace, steps: Sequence[int] | None) -> Iterato
                 for reason, times in (contents.unstamped or {}).items():
                     unstamped[reason] += times * int(count)
         key = ReplayKey(run.names[int(replays.name[example])], bool(is_known[example]))
-        rank_steps = len(np.unique(replays.step[own]))
+        rank_steps = len(np.unique(replays.step[of_key]))
         yield key, ReplaySums(
-            int(own.sum()), rank_steps, int(duration[own].sum()), calls, num_bytes, has_stamps, stamps, stamped,
-            int(timed[own].sum()), unstamped,
+            int(of_key.sum()), rank_steps, int(duration[of_key].sum()), calls, num_bytes, has_stamps, stamps, stamped,
+            int(timed[of_key].sum()), unstamped,
         )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ class Roles:
 
 def select_roles(roles: Roles, rows: Mapping[int, Bool | slice]) -> Roles:
     """Return only these rows of these ranks."""
-    return Roles(roles.words, {rank: roles.ranks[rank].take(own) for rank, own in rows.items()})
+    return Roles(roles.words, {rank: roles.ranks[rank].take(rows_of_rank) for rank, rows_of_rank in rows.items()})
 
 
 def find_roles(run: Run) -> Roles:
@@ -60,8 +60,8 @@ def find_roles(run: Run) -> Roles:
     words = tuple(sorted({group.role for group in groups.values()} | {PIPELINE, UNKNOWN}))
     of_blocks = [_roles_of_block(run, block, groups, words) for block in run.blocks]
     ranks = {
-        rank: own.take(rows)
-        for block, own in zip(run.blocks, of_blocks, strict=True)
+        rank: roles_of_block.take(rows)
+        for block, roles_of_block in zip(run.blocks, of_blocks, strict=True)
         for rank, rows in block.slices().items()
     }
     return Roles(words, ranks)
@@ -70,7 +70,7 @@ def find_roles(run: Run) -> Roles:
 def role_of(run: Run, trace: RankTrace, group: int, peer: int = schema.NOT_APPLICABLE) -> str:
     """Return the role of one communication of a rank; ``peer`` is given for point-to-point operations only."""
     known = trace.groups if group in trace.groups else {n: g for t in run.ranks.values() for n, g in t.groups.items()}
-    pipelines = [own for own in trace.groups.values() if own.role == PIPELINE]
+    pipelines = [group_of_rank for group_of_rank in trace.groups.values() if group_of_rank.role == PIPELINE]
     return _role_and_size(trace.rank, group, peer, known, pipelines)[0]
 
 
@@ -82,10 +82,10 @@ def is_p2p(run: Run, spans: Spans) -> Bool:
 
 def between_stages(run: Run, roles: Roles) -> dict[int, Bool]:
     """Return, by rank, a mask of the pipeline's point-to-point rows and stalls on them."""
-    found: dict[int, Bool] = {}
+    masks: dict[int, Bool] = {}
     for block in run.blocks:
-        found |= block.split(between_stages_of(run, block, roles))
-    return found
+        masks |= block.split(between_stages_of(run, block, roles))
+    return masks
 
 
 def between_stages_of(run: Run, block: Block, roles: Roles) -> Bool:
@@ -104,9 +104,9 @@ def _roles_of_block(run: Run, block: Block, groups: Mapping[int, Group], words: 
         # A rank has few partners: decide once for each and hand the decision to the rows.
         example, which = grouped_rows((rank, group, peer))
         decided = _decided(run, groups, zip(*(column[example].tolist() for column in (rank, group, peer)), strict=True))
-        role[rows] = np.array([words.index(one.role) for one in decided], np.int32)[which]
-        size[rows] = np.array([one.group_size for one in decided], np.int32)[which]
-        nodes[rows] = np.array([one.nodes for one in decided], np.int32)[which]
+        role[rows] = np.array([words.index(role_and_size.role) for role_and_size in decided], np.int32)[which]
+        size[rows] = np.array([role_and_size.group_size for role_and_size in decided], np.int32)[which]
+        nodes[rows] = np.array([role_and_size.nodes for role_and_size in decided], np.int32)[which]
     return RankRoles(role, size, nodes)
 
 
@@ -144,8 +144,8 @@ def _num_nodes(run: Run, members: tuple[int, ...]) -> int:
 def _role_and_size(
     rank: int, number: int, peer: int, groups: Mapping[int, Group], pipelines: list[Group]
 ) -> tuple[str, int]:
-    own = groups.get(number)
+    deciding_group = groups.get(number)
     both = [group for group in pipelines if peer >= 0 and rank in group.ranks and peer in group.ranks]
     if both:
-        own = min(both, key=lambda group: group.size)
-    return (own.role, own.size) if own else (UNKNOWN, -1)
+        deciding_group = min(both, key=lambda group: group.size)
+    return (deciding_group.role, deciding_group.size) if deciding_group else (UNKNOWN, -1)

@@ -100,7 +100,7 @@ class FlowFinder:
         steps = sorted(self._steps)[:STEPS]
         senders = Counter(_sender(spans.take(spans.step == step)) for step in steps)
         groups = np.unique(spans.group[(spans.kind == schema.COLLECTIVE) & (spans.group >= 0)])[:MOST_GROUPS]
-        return Flow(max(senders, key=lambda one: (senders[one], -one)), tuple(groups.tolist()))
+        return Flow(max(senders, key=lambda sender: (senders[sender], -sender)), tuple(groups.tolist()))
 
 
 def _direction(spans: Spans, names: Sequence[str]) -> npt.NDArray[np.int32]:
@@ -152,7 +152,7 @@ def classes_of(flows: Mapping[int, Flow]) -> dict[int, int]:
         if len(of_members) == 1 and None not in of_members:
             same.join(ranks)
     firsts = sorted({same.first(rank) for rank in flows}, key=lambda rank: (_order(depths[rank]), rank))
-    number = {first: place for place, first in enumerate(firsts)}
+    number = {first: position for position, first in enumerate(firsts)}
     return {rank: number[same.first(rank)] for rank in sorted(flows)}
 
 
@@ -173,7 +173,7 @@ class _JoinedRanks:
 
     def join(self, ranks: Sequence[int]) -> None:
         firsts = {self.first(rank) for rank in ranks}
-        self._lower.update({one: min(firsts) for one in firsts if one > min(firsts)})
+        self._lower.update({first: min(firsts) for first in firsts if first > min(firsts)})
 
 
 def _depth(flows: Mapping[int, Flow], rank: int) -> int | None:

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from commtrace.analysis.keys import find_rows, grouped, numbered, pack
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.roles import PIPELINE, Roles, between_stages, between_stages_of
-from commtrace.analysis.replay.program import Program
+from commtrace.analysis.matching.roles import PIPELINE, Roles, between_stages_of
+from commtrace.analysis.replay.ideal import Ideal
+from commtrace.analysis.replay.observed_steps import ObservedSteps
 from commtrace.trace import schema
-from commtrace.trace.blocks import Block, pick
+from commtrace.trace.blocks import Block
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run, told_stage
 from commtrace.trace.spans import Int32, Int64
@@ -143,33 +143,22 @@ class BubbleCauses:
         return BubbleCauses({rank: BubbleCause._make(one + more for one, more in pair) for rank, pair in pairs.items()})
 
 
-def replayed_bubbles(
-    run: Run, program: Program, roles: Roles, work_ns: tuple[Int64, Int64], transfer_ns: Int64
-) -> BubbleCauses:
-    """Replay the steps with ever more ideal durations.
-
-    Args:
-        work_ns: mean work of each segment, and that of equal stages.
-        transfer_ns: ideal duration of each transfer.
-    """
-    between = between_stages(run, roles)
-    stalls, transfers = program.stalls, program.transfers
-    chosen = np.flatnonzero(pick(between, stalls.rank, stalls.row))
-    of_pipeline = pick(between, transfers.rank, transfers.row)
-    no_p2p, typical = (np.where(of_pipeline, 0, ns) for ns in (transfers.ns, transfer_ns))
-    means, equal = work_ns
-    rank = np.searchsorted(program.ranks, stalls.rank[chosen])
-
-    def bubbles(segment_ns: Int64 | None, transfer_ns: Int64 | None) -> npt.NDArray[np.float64]:
-        waits = program.stall_waits(chosen, segment_ns, transfer_ns)
-        return np.asarray(np.bincount(rank, waits, minlength=len(program.ranks)), np.float64)
-
-    scenarios = [(None, no_p2p), (means, typical), (equal, typical), (None, None)]
-    replays = [bubbles(*scenario) for scenario in scenarios]
+def replayed_bubbles(observed: ObservedSteps, ideal: Ideal) -> BubbleCauses:
+    """Replay the steps with ever more ideal durations."""
+    found = np.zeros((len(BubbleCause._fields) - 1, len(observed.ranks)), np.int64)
+    for part in observed.parts:
+        mean_ns, equal_ns = ideal.of_work(observed.entries, part.entry, part.total_ns)
+        measured_ns, of_pipeline = part.transfer_ns, part.is_of_pipeline
+        no_p2p = np.where(of_pipeline, 0, measured_ns)
+        typical = np.where(of_pipeline, 0, ideal.of_transfers(observed.kinds, part.kind, measured_ns))
+        scenarios = ((None, no_p2p), (mean_ns, typical), (equal_ns, typical), (None, measured_ns))
+        for row, (work_ns, transfer_ns) in zip(found, scenarios, strict=True):
+            waits = part.waits_between_stages(work_ns, transfer_ns).sum(axis=1)
+            np.add.at(row, part.stalls.rank, waits)
     return BubbleCauses(
         {
-            rank: BubbleCause(len(program.steps), *(float(replay[index]) for replay in replays))
-            for index, rank in enumerate(program.ranks.tolist())
+            rank: BubbleCause(len(observed.steps), *map(float, found[:, index].tolist()))
+            for index, rank in enumerate(observed.ranks.tolist())
         }
     )
 

@@ -29,7 +29,7 @@ from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.ideal import Ideal
 from commtrace.analysis.replay.program import common_steps
 from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
-from commtrace.analysis.windows.run import LargeRun, WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -172,10 +172,12 @@ def _measure(analysis: Analysis) -> _Measured:
         program = analysis.program
     except ReplayError:
         return _Measured(totals, None)  # the bubble is measured all the same; its causes are then left out
-    return _Measured(totals, StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers))
+    work, transfers, replayed_ns = analysis.work, analysis.transfers, analysis.observed.step_ns()
+    parts = StatisticsParts.of(analysis.replayed.run, program, work, transfers, replayed_ns=replayed_ns)
+    return _Measured(totals, parts)
 
 
-def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
+def find_pipeline(run: OpenedRun) -> Pipeline | None:
     """Return the pipeline of a run; None without two stages, or without a step that all ranks recorded."""
     if not run.steps.used:
         return None
@@ -183,22 +185,11 @@ def find_pipeline(run: WholeRun | LargeRun) -> Pipeline | None:
     return pipeline_with_causes(run, measured.totals, None if measured.work is None else measured.work.joined())
 
 
-def pipeline_with_causes(
-    run: WholeRun | LargeRun, totals: PipelineTotals, statistics: StepStatistics | None
-) -> Pipeline | None:
-    """Return the pipeline of measured steps; ``statistics`` are of its replay, without which its causes are left out.
-
-    The run is read once for the causes.
-    """
+def pipeline_with_causes(run: OpenedRun, totals: PipelineTotals, statistics: StepStatistics | None) -> Pipeline | None:
+    """Return the pipeline of measured steps; without ``statistics``, those of its replay, its causes are left out."""
     if statistics is None or not totals.is_pipeline:
         return totals.pipeline()
-    return totals.pipeline(run.measure(partial(replay_bubbles, ideal=Ideal.of(statistics))).result)
-
-
-def replay_bubbles(analysis: Analysis, ideal: Ideal) -> BubbleCauses:
-    """Replay the steps of an analysis with ever more ideal durations."""
-    rows, work_ns = analysis.replayed, ideal.of_work(analysis.work)
-    return replayed_bubbles(rows.run, analysis.program, rows.roles, work_ns, ideal.of_transfers(analysis.transfers))
+    return totals.pipeline(run.read(partial(replayed_bubbles, ideal=Ideal.of(statistics))))
 
 
 def _of_several_pipelines(

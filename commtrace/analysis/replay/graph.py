@@ -32,12 +32,40 @@ class ReplayError(CommtraceError):
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """A directed acyclic graph whose nodes and edges are in the order in which it is replayed."""
+
+    num_nodes: int
+    _levels: tuple[_Level, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(level.sources.nbytes for level in self._levels)
+
+    def times(self, weights: Int64, origins: Int64 | None = None) -> Int64:
+        """Return the instant of every node, shape (nodes, …); ``weights`` has the shape (edges, …).
+
+        ``origins`` are the instants of nodes without incoming edges, shaped like the result; 0 by default.
+        """
+        columns = weights.shape[1:]
+        times: Int64 = np.zeros((self.num_nodes, *columns), np.int64)
+        if origins is not None:
+            roots = self._levels[0].blocks[0].nodes.start if self._levels else self.num_nodes
+            times[:roots] = origins[:roots]
+        for level in self._levels:
+            arrivals = times[level.sources]
+            arrivals += weights[level.edges]
+            for block in level.blocks:
+                arrivals[block.edges].reshape(block.degree, -1, *columns).max(axis=0, out=times[block.nodes])
+        return times
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayGraph:
     """A directed acyclic graph, ordered for replay; nodes are numbered from 0."""
 
-    num_nodes: int
     order: Order
-    _levels: tuple[_Level, ...]
+    levels: Levels
 
     @classmethod
     def from_edges(cls, num_nodes: int, sources: _Integers, targets: _Integers) -> ReplayGraph:
@@ -51,7 +79,7 @@ class ReplayGraph:
         blocks = _Blocks.of(level[node_order], degree[node_order])
         edge_order = blocks.edges(_order(targets), (np.cumsum(degree) - degree)[node_order])
         levels = tuple(blocks.levels(position[sources[edge_order]]))
-        return cls(num_nodes, Order(edge_order, node_order), levels)
+        return cls(Order(edge_order, node_order), Levels(num_nodes, levels))
 
     def times(self, weights: Int64, origins: Int64 | None = None) -> Int64:
         """Return the instant of every node, shape (nodes,) or (nodes, scenarios).
@@ -60,26 +88,9 @@ class ReplayGraph:
         edges, shaped like the result; 0 by default.
         """
         order = self.order
-        times: Int64 = np.empty((self.num_nodes, *weights.shape[1:]), np.int64)
+        times: Int64 = np.empty((self.levels.num_nodes, *weights.shape[1:]), np.int64)
         own_origins = None if origins is None else origins[order.nodes]
-        times[order.nodes] = self.ordered_times(weights, order.edges, own_origins)
-        return times
-
-    def ordered_times(self, weights: Int64, edges: Int32, origins: Int64 | None = None) -> Int64:
-        """Return the instants of the nodes in the graph's order, in which ``edges`` and ``origins`` are too.
-
-        ``weights[edges]`` has the shape (edges,) or (edges, scenarios).
-        """
-        columns = edges.shape[1:] + weights.shape[1:]
-        times: Int64 = np.zeros((self.num_nodes, *columns), np.int64)
-        if origins is not None:
-            roots = self._levels[0].blocks[0].nodes.start if self._levels else self.num_nodes
-            times[:roots] = origins[:roots]
-        for level in self._levels:
-            arrivals = times[level.sources]
-            arrivals += weights[edges[level.edges]]
-            for block in level.blocks:
-                arrivals[block.edges].reshape(block.degree, -1, *columns).max(axis=0, out=times[block.nodes])
+        times[order.nodes] = self.levels.times(weights[order.edges], own_origins)
         return times
 
 
@@ -95,21 +106,21 @@ class StepsGraph:
         times = np.empty(self.num_nodes, np.int64)
         for part in self._parts:
             own_origins = None if origins is None else origins[part.nodes]
-            times[part.nodes] = part.graph.ordered_times(weights, part.edges, own_origins)
+            times[part.nodes] = part.levels.times(weights[part.edges], own_origins)
         return times
 
 
 class _AlikeSteps(NamedTuple):
     """Steps with the same dependencies, one column each; or all steps that are like no other one, without columns."""
 
-    graph: ReplayGraph
-    edges: Int32  # numbers in the whole graph, in the order of ``graph``
-    nodes: Int32  # numbers in the whole graph, in the order of ``graph``
+    levels: Levels
+    edges: Int32  # numbers in the whole graph, in the order of the replay
+    nodes: Int32  # numbers in the whole graph, in the order of the replay
 
     @classmethod
     def of(cls, graph: ReplayGraph, edges: Int32, nodes: Int32) -> _AlikeSteps:
         """Return these steps; ``edges`` and ``nodes`` are numbers in the whole graph, in the order of their steps."""
-        return cls(graph, edges[graph.order.edges], nodes[graph.order.nodes])
+        return cls(graph.levels, edges[graph.order.edges], nodes[graph.order.nodes])
 
 
 def graph_of_steps(sources: _Integers, targets: _Integers, step: _Integers) -> StepsGraph:

@@ -6,12 +6,13 @@ rare outliers (a retransmission, a descheduled thread) do not move.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.keys import find_rows, grouped, pack
 from commtrace.analysis.replay.program import Program
 from commtrace.analysis.replay.step_statistics import (
     Entries,
@@ -21,7 +22,7 @@ from commtrace.analysis.replay.step_statistics import (
     WorkTable,
 )
 from commtrace.analysis.statistics import Float64, exact_of_each, grouped_median
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int32, Int64
 
 
 def mean_segments(program: Program) -> Int64:
@@ -47,18 +48,20 @@ class Ideal(NamedTuple):
         equal = equal_stages(table, means, table.by_entry(table.total_ns))
         return cls(table.entries, means, equal, transfers.kinds, median_transfers(transfers))
 
-    def of_work(self, table: WorkTable) -> tuple[Int64, Int64]:
-        """Return the mean, and that of equal stages, of each row; its own duration if unknown."""
-        entry = self.entries.find(table)
-        own, known = table.total_ns, entry >= 0
-        mean, equal = (np.where(known, np.append(ns, 0)[entry], own) for ns in (self.mean_ns, self.equal_ns))
+    def of_work(self, entries: Entries, entry: Int32, ns: Int64) -> tuple[Int64, Int64]:
+        """Return the mean, and that of equal stages, of work; its own duration ``ns`` where they are unknown.
+
+        ``entry`` indexes ``entries``.
+        """
+        place = find_rows(self.entries, entries)[entry]
+        mean, equal = (np.where(place >= 0, np.append(own, 0)[place], ns) for own in (self.mean_ns, self.equal_ns))
         return mean, equal
 
-    def of_transfers(self, table: TransferTable) -> Int64:
-        """Return the median of each transfer; its own duration if unknown."""
+    def of_transfers(self, kinds: Sequence[TransferKind], kind: Int32, ns: npt.NDArray[np.integer]) -> Int64:
+        """Return the median of transfers, their own ``ns`` where it is unknown; ``kind`` indexes ``kinds``."""
         number = {one: at for at, one in enumerate(self.kinds)}
-        known = np.array([number.get(one, -1) for one in table.kinds], np.int64)[table.kind]
-        return np.where(known >= 0, np.append(self.transfer_ns, 0)[known], table.ns)
+        known = np.array([number.get(one, -1) for one in kinds], np.int64)[kind]
+        return np.where(known >= 0, np.append(self.transfer_ns, 0)[known], ns)
 
 
 def mean_work(table: WorkTable) -> Int64:

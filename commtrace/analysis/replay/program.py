@@ -9,6 +9,7 @@ its own duration after its own start. Steps are replayed one by one, each from a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -35,11 +36,11 @@ from commtrace.trace.run import RankTrace, Run, told_stage
 from commtrace.trace.spans import Int32, Int64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """The dependency graph of some steps of a run, and the measured durations."""
 
-    graph: StepsGraph
+    step_of_node: Int32  # index
     edges: Edges
     segments: WorkSegments
     transfers: ReplayTransfers
@@ -54,6 +55,10 @@ class Program:
     end_ns: Int64
     work: Int64  # of each segment, equal for the same work
 
+    @cached_property
+    def graph(self) -> StepsGraph:
+        return graph_of_steps(self.edges.source, self.edges.target, self.step_of_node)
+
     def times(
         self,
         segment_ns: npt.NDArray[np.int64] | None = None,
@@ -62,16 +67,6 @@ class Program:
     ) -> Int64:
         """Return the instants of all nodes (None: as measured); ``origins`` are those of ``first_node``, else 0."""
         return self.graph.times(self._weights(self._work_ns(segment_ns), transfer_ns), self._origins(origins))
-
-    def stall_waits(self, chosen: Int64, segment_ns: Int64 | None = None, transfer_ns: Int64 | None = None) -> Int64:
-        """Return how long each of these stalls lasted before the last participant started; steps start as measured."""
-        work_ns = self._work_ns(segment_ns)
-        stalls, lane_edge = self.stalls, self.stalls.lane_edge[chosen]
-        join = stalls.join_node[chosen]
-        times = self.graph.times(self._weights(work_ns, transfer_ns), self._origins(self.start_ns))
-        begin = times[self.edges.source[lane_edge]] + work_ns[lane_edge]
-        ready = np.where(join >= 0, times[join], begin)
-        return np.asarray(np.maximum(np.minimum(ready, times[stalls.node[chosen]]) - begin, 0))
 
     def step_times(
         self, segment_ns: npt.NDArray[np.int64] | None = None, transfer_ns: npt.NDArray[np.int64] | None = None
@@ -123,7 +118,7 @@ def build_program(run: Run, matches: Matches, steps: Int64 | None = None) -> Pro
     connected = _connected(run, matches, steps)
     edges, segments = connected.edges, connected.segments
     return Program(
-        graph=graph_of_steps(edges.source, edges.target, connected.step_of_node),
+        step_of_node=connected.step_of_node,
         edges=edges,
         segments=segments,
         transfers=connected.transfers,

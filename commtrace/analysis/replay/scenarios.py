@@ -1,73 +1,42 @@
 """Replay the steps of a run with other durations: normal ranks, ideal work, no transfers.
 
-A rule looks only at the segment or transfer that it changes, so it applies to any steps of the run.
+A rule looks only at the work or transfer that it changes, so it applies to any steps of the run.
 
->>> replay_of(run, program, statistics).saved_ns(Scenario(work=(stage_2_as_the_others,)))  # doctest: +SKIP
+>>> Replay.of(observed, statistics).saved_ns(Scenario(work=(stage_2_as_the_others,)))  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from commtrace.analysis.keys import find_rows
-from commtrace.analysis.replay.program import Program
-from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, WorkSegments, narrow
-from commtrace.analysis.replay.step_statistics import (
-    Entries,
-    LinkTraffic,
-    StepStatistics,
-    TransferKind,
-    TransferTable,
-    WorkTable,
-    pause_ns,
+from commtrace.analysis.replay.observed_steps import (
+    Integers,
+    ModelTransfers,
+    ModelWork,
+    ObservedSteps,
+    Places,
 )
+from commtrace.analysis.replay.segments import BETWEEN
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.statistics import Float64
 from commtrace.errors import CommtraceError
 from commtrace.findings.causes import PAUSES
-from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int32, Int64
+from commtrace.trace.spans import Bool, Int64
 
 
-class Places(NamedTuple):
-    """Indices into the tables of rules, as in the statistics of the run."""
+class Addable(Protocol):
+    """What is read off some steps; the sum of several is that of all of these steps."""
 
-    ranks: Int64
-    steps: Int64
-    entries: Entries
-    traffic: tuple[LinkTraffic, ...]
-    kinds: tuple[TransferKind, ...]
-
-    @classmethod
-    def of(cls, statistics: StepStatistics) -> Places:
-        transfers = statistics.transfers
-        return cls(statistics.ranks, statistics.steps, statistics.table.entries, transfers.traffic, transfers.kinds)
+    def __add__(self, other: Any, /) -> Any: ...
 
 
-class PlacedSegments(NamedTuple):
-    """The segments of a program, with their ranks, steps and entries as indices into the statistics (−1: none)."""
-
-    segments: WorkSegments
-    row: Int32
-    step: Int32
-    entry: Int32
-
-    @property
-    def is_in_phase(self) -> Bool:
-        return np.isin(self.segments.kind, (FORWARD, BACKWARD))
-
-
-class PlacedTransfers(NamedTuple):
-    """The transfers of a program, with traffic, kinds, ranks and steps as indices into the statistics (−1: none)."""
-
-    row: Int32
-    kind: Int32
-    rank: Int32
-    step: Int32
-    ns: Int64
+Reading = TypeVar("Reading", bound=Addable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +49,15 @@ class LongMicrobatches:
     microbatch: Int64
     normal_ns: Float64  # of each entry; NaN if unknown
 
-    def longer_ns(self, work: PlacedSegments) -> Float64:
-        """Return the excess of each segment over normal; 0 outside of these microbatches."""
-        segments = work.segments
+    def longer_ns(self, work: ModelWork) -> Float64:
+        """Return the excess of each work over normal; 0 outside of these microbatches."""
+        measured_ns = work.work_ns
+        places = np.broadcast_arrays(work.rank, work.step, work.chunk, work.microbatch, measured_ns)[:-1]
         known = self.rank, self.step, self.chunk, self.microbatch
-        found = find_rows(known, (segments.rank, work.step, segments.chunk, segments.microbatch))
+        found = find_rows(known, [one.reshape(-1) for one in places]).reshape(measured_ns.shape)
         normal = np.nan_to_num(self.normal_ns[work.entry])
         is_compared = (found >= 0) & work.is_in_phase & (normal > 0)
-        return np.where(is_compared, np.maximum(segments.work_ns - normal, 0.0), 0.0)
+        return np.where(is_compared, np.maximum(measured_ns - normal, 0.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +71,13 @@ class NormalSpeed:
     seldom: Float64  # share by which the work of a rare long step is shortened, shape (ranks, steps)
     microbatches: LongMicrobatches | None  # that are shortened
 
-    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
-        """Return the durations of segments; ``ns`` is without this rule."""
-        segments, place = work.segments, (work.row, work.step)
-        durations = np.where(self.is_mended[place], segments.work_ns * self.ratio[work.entry], segments.work_ns)
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
+        """Return the durations of work; ``ns`` is without this rule."""
+        place, measured_ns = (work.row, work.step), work.work_ns
+        durations = np.where(self.is_mended[place], measured_ns * self.ratio[work.entry], measured_ns)
         for cause in PAUSES:
-            durations += pause_ns(segments, cause) * self.pause_ratio[cause][work.row]
-        durations -= segments.work_ns * self.seldom[place]
+            durations += work.pause_ns(cause) * self.pause_ratio[cause][work.row]
+        durations -= measured_ns * self.seldom[place]
         if self.microbatches is not None:
             durations -= self.microbatches.longer_ns(work)
         return np.where(self.steps[work.step], np.rint(durations).astype(np.int64), ns)
@@ -119,8 +89,8 @@ class NormalStages:
 
     ratio: Float64  # that share, shape (stages, steps)
 
-    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
-        ratio = self.ratio[np.maximum(work.segments.stage, 0), work.step]
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
+        ratio = self.ratio[np.maximum(work.stage, 0), work.step]
         return np.rint(ns * np.where(work.is_in_phase, ratio, 1.0)).astype(np.int64)
 
 
@@ -130,7 +100,7 @@ class EqualMicrobatches:
 
     mean_ns: Int64  # of each entry
 
-    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         return np.where(work.is_in_phase, self.mean_ns[work.entry], ns)
 
 
@@ -140,9 +110,9 @@ class WithoutPauses:
 
     causes: tuple[str, ...]
 
-    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         for cause in self.causes:
-            ns = ns - pause_ns(work.segments, cause)
+            ns = ns - work.pause_ns(cause)
         return ns
 
 
@@ -152,10 +122,10 @@ class PromptLaunches:
 
     only_between: bool  # phases, where nothing else was recorded
 
-    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
-        waited = np.maximum(work.segments.launch_bound_ns, 0)
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
+        waited = np.maximum(work.launch_bound_ns, 0)
         if self.only_between:
-            waited = np.where(work.segments.kind >= BETWEEN, waited, 0)
+            waited = np.where(work.kind >= BETWEEN, waited, 0)
         return np.maximum(ns - waited, 0)
 
 
@@ -166,7 +136,7 @@ class IdealWork:
     ns: Int64  # of each entry
     is_ideal: Bool  # of each entry; segments without an entry keep their durations
 
-    def apply(self, work: PlacedSegments, ns: Int64) -> Int64:
+    def apply(self, work: ModelWork, ns: Int64) -> Int64:
         return np.where(np.append(self.is_ideal, False)[work.entry], np.append(self.ns, 0)[work.entry], ns)
 
 
@@ -178,7 +148,7 @@ class NormalLinks:
     ratio: Float64  # normal by measured time, of each row of traffic
     normal_ns: Float64  # transfers that take no longer keep their durations
 
-    def apply(self, transfers: PlacedTransfers, ns: Float64) -> Float64:
+    def apply(self, transfers: ModelTransfers, ns: Float64) -> Float64:
         ratio, normal = np.append(self.ratio, 1.0)[transfers.row], np.append(self.normal_ns, 0.0)[transfers.row]
         mended = np.maximum(ns * ratio, np.minimum(ns, normal))
         return np.where(self.steps[transfers.step], mended, ns)
@@ -191,7 +161,7 @@ class IdealTransfers:
     ns: Int64  # of each kind
     is_ideal: Bool  # shape (kinds, ranks); transfers without a kind keep their durations
 
-    def apply(self, transfers: PlacedTransfers, ns: Float64) -> Float64:
+    def apply(self, transfers: ModelTransfers, ns: Float64) -> Float64:
         kind = transfers.kind
         if not len(self.ns):
             return ns
@@ -203,7 +173,7 @@ class IdealTransfers:
 class NoTransfers:
     """Communication takes no time once all participants have arrived."""
 
-    def apply(self, transfers: PlacedTransfers, ns: Float64) -> Float64:
+    def apply(self, transfers: ModelTransfers, ns: Float64) -> Float64:
         return np.zeros_like(ns)
 
 
@@ -259,78 +229,45 @@ class ReplayedSteps:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedProgram:
-    """Steps that can be replayed in any scenario of a run."""
+_WEIGHTS_AT_ONCE: Final = 1_000_000
+"""Of so many scenarios as fit, all are replayed at once; enough to hide numpy's overhead."""
 
-    program: Program
-    segments: PlacedSegments
-    transfers: PlacedTransfers
-    drawn: Bool  # of each step: it is in the statistics
 
-    @classmethod
-    def of(
-        cls,
-        run: Run,
-        program: Program,
-        places: Places,
-        work: WorkTable | None = None,
-        traffic: TransferTable | None = None,
-    ) -> PlacedProgram:
-        """Locate a program read from ``run`` in the statistics of the whole run.
+def replay_steps(observed: ObservedSteps, places: Places, scenarios: Sequence[Scenario]) -> ReplayedSteps:
+    """Replay all steps in each scenario; ``places`` are of the statistics that the scenarios were made from."""
+    index, shape = observed.index_in(places), (len(scenarios), len(observed.steps))
+    replayed, worked = np.zeros((2, *shape), np.int64)
+    for part in observed.parts:
+        at_once = max(1, _WEIGHTS_AT_ONCE // max(part.num_weights, 1))
+        work, transfers = part.work(index), part.transfers(index)
+        for first in range(0, len(scenarios), at_once):
+            weights = []
+            for number, scenario in enumerate(scenarios[first : first + at_once], first):
+                work_ns, transfer_ns = durations(scenario, work, transfers)
+                before = part.worked_before(work_ns)
+                weights.append(part.weights(before, transfer_ns, fixed=not scenario.without_launches))
+                worked[number, part.steps] = part.sums_of_work(work.total_ns if work_ns is None else work_ns)
+            times = part.levels.times(np.concatenate(weights, axis=1) if len(weights) > 1 else weights[0])
+            for number, own in enumerate(np.split(part.step_ns(times), len(weights), axis=1), first):
+                replayed[number, part.steps] = own
+    drawn = np.isin(observed.steps, places.steps)
+    sums = ReplayedSums(shape[1], int(observed.measured_ns.sum()), replayed.sum(axis=1), worked.sum(axis=1))
+    return ReplayedSteps(observed.steps[drawn], replayed[:, drawn], sums)
 
-        ``work`` and ``traffic`` are the tables of the program itself, if they are known.
-        """
-        segments, transfers = program.segments, program.transfers
-        index = narrow(np.minimum(np.searchsorted(places.steps, program.steps), len(places.steps) - 1))
-        work = WorkTable.of(segments) if work is None else work
-        traffic = TransferTable.of(run, transfers) if traffic is None else traffic
-        return cls(
-            program,
-            PlacedSegments(
-                segments,
-                narrow(np.searchsorted(places.ranks, segments.rank)),
-                index[segments.step],
-                places.entries.find(work),
-            ),
-            PlacedTransfers(
-                _numbers_in(places.traffic, traffic.traffic)[traffic.row],
-                _numbers_in(places.kinds, traffic.kinds)[traffic.kind],
-                narrow(np.searchsorted(places.ranks, transfers.rank)),
-                index[transfers.step],
-                transfers.ns,
-            ),
-            np.isin(program.steps, places.steps),
-        )
 
-    def replay(self, scenarios: Sequence[Scenario]) -> ReplayedSteps:
-        """Replay all steps in each scenario."""
-        program, segments = self.program, self.program.segments
-        bare = replace(program, edges=replace(program.edges, fixed_ns=np.zeros_like(program.edges.fixed_ns)))
-        steps, (replayed, worked) = len(program.steps), np.zeros((2, len(scenarios), len(program.steps)), np.int64)
-        for at, scenario in enumerate(scenarios):
-            segment_ns, transfer_ns = self._durations(scenario)
-            replayed[at] = (bare if scenario.without_launches else program).step_times(segment_ns, transfer_ns)
-            worked[at] = np.bincount(
-                segments.step, segments.total_ns if segment_ns is None else segment_ns, minlength=steps
-            )
-        measured_ns = int(program.measured_step_times().sum())
-        sums = ReplayedSums(steps, measured_ns, replayed.sum(axis=1), worked.sum(axis=1))
-        return ReplayedSteps(program.steps[self.drawn], replayed[:, self.drawn], sums)
-
-    def _durations(self, scenario: Scenario) -> tuple[Int64 | None, Int64 | None]:
-        """Return the durations of segments and of transfers; None if they are as measured."""
-        segment_ns, transfer_ns = None, None
-        if scenario.work:
-            segment_ns = self.program.segments.total_ns
-            for rule in scenario.work:
-                segment_ns = rule.apply(self.segments, segment_ns)
-        if scenario.transfers:
-            ns = self.transfers.ns.astype(np.float64)
-            for transfer_rule in scenario.transfers:
-                ns = transfer_rule.apply(self.transfers, ns)
-            transfer_ns = np.rint(ns).astype(np.int64)
-        return segment_ns, transfer_ns
+def durations(scenario: Scenario, work: ModelWork, transfers: ModelTransfers) -> tuple[Int64 | None, Integers]:
+    """Return the durations of work, None if they are as measured, and of transfers."""
+    work_ns: Int64 | None = None
+    if scenario.work:
+        work_ns = work.total_ns
+        for rule in scenario.work:
+            work_ns = rule.apply(work, work_ns)
+    if not scenario.transfers:
+        return work_ns, transfers.ns
+    ns = transfers.ns.astype(np.float64)
+    for transfer_rule in scenario.transfers:
+        ns = transfer_rule.apply(transfers, ns)
+    return work_ns, np.rint(ns).astype(np.int64)
 
 
 def check_steps(statistics: StepStatistics, replayed: ReplayedSteps) -> None:
@@ -339,16 +276,28 @@ def check_steps(statistics: StepStatistics, replayed: ReplayedSteps) -> None:
         raise CommtraceError("Steps were deleted while they were analysed, to keep to the budget: try again.")
 
 
-class Replay:
-    """Replays the steps of a run with ``replayed``, which returns all of its steps in several scenarios."""
+class ModelOfRun(Protocol):
+    """Gives what is read off the models of all steps of a run, in parts that add up."""
 
-    def __init__(self, statistics: StepStatistics, replayed: Callable[[Sequence[Scenario]], ReplayedSteps]) -> None:
+    def __call__(self, reading: Callable[[ObservedSteps], Reading]) -> Reading: ...
+
+
+class Replay:
+    """Replays the steps of a run, whose models ``read`` reads, in the scenarios that its statistics suggest."""
+
+    def __init__(self, statistics: StepStatistics, read: ModelOfRun) -> None:
         self._statistics = statistics
-        self._replayed = replayed
+        self._read = read
+
+    @classmethod
+    def of(cls, observed: ObservedSteps, statistics: StepStatistics) -> Replay:
+        """Return the replay of steps that are all in one model."""
+        return cls(statistics, lambda reading: reading(observed))
 
     def replay(self, scenarios: Sequence[Scenario]) -> ReplayedSteps:
         """Replay all steps. Raise CommtraceError if files were deleted since the statistics were made."""
-        replayed = self._replayed(scenarios)
+        places = Places.of(self._statistics)
+        replayed = self._read(partial(replay_steps, places=places, scenarios=scenarios))
         check_steps(self._statistics, replayed)
         return replayed
 
@@ -364,17 +313,3 @@ class Replay:
         """Return the time that ``scenario`` saves in each step on top of ``beside``."""
         others, both = self.steps_ns([beside, beside + scenario])
         return others - both
-
-
-def replay_of(run: Run, program: Program, statistics: StepStatistics) -> Replay:
-    """Return the replay of a program that was read from ``run``."""
-    is_of_all_steps = len(statistics.steps) == len(program.steps)
-    work = statistics.table if is_of_all_steps else None
-    traffic = statistics.transfers if is_of_all_steps else None
-    return Replay(statistics, PlacedProgram.of(run, program, Places.of(statistics), work, traffic).replay)
-
-
-def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> Int32:
-    """Return the index of each key among the known, −1 for none, and −1 at the end for index −1."""
-    number = {one: at for at, one in enumerate(known)}
-    return np.array([*(number.get(one, -1) for one in keys), -1], np.int32)

@@ -351,10 +351,12 @@ class StepStatistics:
         work: WorkTable | None = None,
         transfers: TransferTable | None = None,
         around: Run | None = None,
+        replayed_ns: Int64 | None = None,
     ) -> StepStatistics:
         """Return the statistics of a program read from ``run``.
 
-        ``work`` and ``transfers`` are its own, if known; ``around`` also has the rows between its steps.
+        ``work``, ``transfers`` and ``replayed_ns`` are its own, if known; ``around`` also has the rows between its
+        steps.
         """
         segments = program.segments
         shape = len(program.ranks), len(program.steps)
@@ -368,7 +370,7 @@ class StepStatistics:
             steps=program.steps,
             stages=np.array([class_of(run.ranks[rank]) for rank in program.ranks.tolist()], np.int64),
             measured_ns=program.measured_step_times(),
-            replayed_ns=program.step_times(),
+            replayed_ns=program.step_times() if replayed_ns is None else replayed_ns,
             table=WorkTable.of(segments) if work is None else work,
             pauses_ns={cause: by_step(pause_ns(segments, cause)) for cause in PAUSES},
             transfers=TransferTable.of(run, program.transfers) if transfers is None else transfers,
@@ -458,9 +460,10 @@ class StatisticsParts:
         work: WorkTable | None = None,
         transfers: TransferTable | None = None,
         around: Run | None = None,
+        replayed_ns: Int64 | None = None,
     ) -> StatisticsParts:
         """Return the statistics of a program; arguments are those of :meth:`StepStatistics.of`."""
-        return cls((StepStatistics.of(run, program, work, transfers, around),))._drawn()
+        return cls((StepStatistics.of(run, program, work, transfers, around, replayed_ns),))._drawn()
 
     def __add__(self, later: StatisticsParts) -> StatisticsParts:
         """Return the statistics of these steps and of later ones of the same ranks."""

@@ -80,7 +80,7 @@ def _times_of_block(launch: Run, block: Block) -> _Times:
     order = np.lexsort((spans.start[rows], number, rank))
     rows, rank, number = rows[order], rank[order], number[order]
     first, which = grouped(pack((rank, number)))
-    offset = block.per_row(np.array([launch.ranks[one].metadata.anchor.offset_ns for one in block.ranks]))[rows]
+    offset = block.per_row(np.array([launch.ranks[member].metadata.anchor.offset_ns for member in block.ranks]))[rows]
     return number, np.arange(len(rows)) - first[which], spans.start[rows] + offset, spans.end[rows] + offset
 
 
@@ -104,8 +104,10 @@ def repeated_steps(launches: Sequence[LaunchSteps]) -> list[RepeatedStep]:
     again = step[count > 1]
     by_step: dict[int, list[Attempt]] = {number: [] for number in again.tolist()}
     for launch in sorted(comparable, key=lambda launch: launch.launch):
-        own = launch.only(again.tolist())
-        for number, start, end in zip(own.step.tolist(), own.start_ns.tolist(), own.end_ns.tolist(), strict=True):
+        repeated = launch.only(again.tolist())
+        for number, start, end in zip(
+            repeated.step.tolist(), repeated.start_ns.tolist(), repeated.end_ns.tolist(), strict=True
+        ):
             attempts = by_step[number]
             attempts.append(Attempt(len(attempts) + 1, launch.launch, start, end - start))
     return [RepeatedStep(number, tuple(attempts)) for number, attempts in by_step.items()]

@@ -149,9 +149,9 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
         return StepChoice((), {}, tuple(of_rank))
     recorded = common = of_rank[reporting[0]]
     for rank in reporting[1:]:
-        own = of_rank[rank]
-        if not (np.array_equal(own, recorded) and np.array_equal(own, common)):
-            recorded, common = np.union1d(recorded, own), np.intersect1d(common, own)
+        steps_of_rank = of_rank[rank]
+        if not (np.array_equal(steps_of_rank, recorded) and np.array_equal(steps_of_rank, common)):
+            recorded, common = np.union1d(recorded, steps_of_rank), np.intersect1d(common, steps_of_rank)
     summed = {step for rank in reporting for step in run.ranks[rank].aggregates}
     complete = common[~np.isin(common, [*summed])]
     rest = recorded[~np.isin(recorded, complete)]
@@ -193,29 +193,33 @@ def _torn(spans: Spans, used: Sequence[int]) -> set[int]:
 
 def rows_of_steps(run: Run, choice: StepChoice) -> dict[int, Bool | slice]:
     """Return, by rank that counts, the rows of the chosen steps, or of work that holds up the next one of them."""
-    found: dict[int, Bool | slice] = {}
+    rows_by_rank: dict[int, Bool | slice] = {}
     for block in run.blocks:
         spans = block.spans
         in_steps = np.isin(spans.step, choice.used)
         between = (spans.step == _NO_STEP) & np.isin(spans.kind, _BETWEEN_STEPS)
-        for rank, own in block.slices().items():
-            chosen = in_steps[own]
-            if between[own].any() and chosen.any():
-                start, end = spans.start[own], spans.end[own]
-                chosen |= between[own] & (start >= start[chosen].min()) & (end <= end[chosen].max())
-            found[rank] = contiguous(chosen)
-    return {rank: found[rank] for rank in choice.ranks}
+        for rank, rows in block.slices().items():
+            chosen = in_steps[rows]
+            if between[rows].any() and chosen.any():
+                start, end = spans.start[rows], spans.end[rows]
+                chosen |= between[rows] & (start >= start[chosen].min()) & (end <= end[chosen].max())
+            rows_by_rank[rank] = contiguous(chosen)
+    return {rank: rows_by_rank[rank] for rank in choice.ranks}
 
 
 def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
     """Return only these rows of these ranks, matched as before."""
     taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}
     if [*taken] == [*run.ranks] and all(
-        isinstance(own, slice) and own == slice(0, len(run.ranks[rank].spans)) for rank, own in taken.items()
+        isinstance(rows_of_rank, slice) and rows_of_rank == slice(0, len(run.ranks[rank].spans))
+        for rank, rows_of_rank in taken.items()
     ):
         return run, matches
-    ranks = {rank: replace(run.ranks[rank], spans=run.ranks[rank].spans.take(own)) for rank, own in taken.items()}
-    matched = {rank: matches.ranks[rank].take(own) for rank, own in taken.items()}
+    ranks = {
+        rank: replace(run.ranks[rank], spans=run.ranks[rank].spans.take(rows_of_rank))
+        for rank, rows_of_rank in taken.items()
+    }
+    matched = {rank: matches.ranks[rank].take(rows_of_rank) for rank, rows_of_rank in taken.items()}
     return replace(run, ranks=ranks), replace(matches, ranks=matched)
 
 

@@ -120,13 +120,13 @@ def _sums(run: Run) -> list[SpanSum]:
             if step < 0:
                 continue
             cells += 1
-            for one in read_aggregates(texts):
-                role = role_of(run, trace, one.group, one.peer) if one.group >= 0 else ""
-                total = totals.setdefault((one.kind, role, one.name), [0, 0, 0, 0])
-                total[0] += one.num_spans
-                total[1] += one.total_ns
-                total[2] += one.num_bytes
-                total[3] = max(total[3], one.longest_ns)
+            for aggregate in read_aggregates(texts):
+                role = role_of(run, trace, aggregate.group, aggregate.peer) if aggregate.group >= 0 else ""
+                total = totals.setdefault((aggregate.kind, role, aggregate.name), [0, 0, 0, 0])
+                total[0] += aggregate.num_spans
+                total[1] += aggregate.total_ns
+                total[2] += aggregate.num_bytes
+                total[3] = max(total[3], aggregate.longest_ns)
     return [
         SpanSum(kind, role, name, count / cells, round(total_ns / cells), round(num_bytes / cells), longest_ns)
         for (kind, role, name), (count, total_ns, num_bytes, longest_ns) in sorted(
@@ -154,8 +154,8 @@ def _discarded(traces: Iterable[RankTrace]) -> Discarded | None:
         return None
     return Discarded(
         ranks=len(discarded),
-        segments=sum(one.segments for one in discarded),
-        num_bytes=sum(one.bytes for one in discarded),
-        last_step=max(one.last_step for one in discarded),
-        at_ns=max(one.at_ns for one in discarded),
+        segments=sum(mark.segments for mark in discarded),
+        num_bytes=sum(mark.bytes for mark in discarded),
+        last_step=max(mark.last_step for mark in discarded),
+        at_ns=max(mark.at_ns for mark in discarded),
     )

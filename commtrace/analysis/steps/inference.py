@@ -70,14 +70,14 @@ def _periods(words: Mapping[int, npt.NDArray[np.int32]]) -> dict[int, _Period] |
     """Return the period of each rank, if all repeat themselves equally often; one that was killed may lack the last."""
     known: dict[bytes, _Period | None] = {}
     periods: dict[int, _Period] = {}
-    for rank, own in words.items():
-        key = own.tobytes()
+    for rank, words_of_rank in words.items():
+        key = words_of_rank.tobytes()
         if key not in known:
-            known[key] = _period(own)
-        found = known[key]
-        if found is None:
+            known[key] = _period(words_of_rank)
+        period = known[key]
+        if period is None:
             return None
-        periods[rank] = found
+        periods[rank] = period
     counts = [len(period.anchors) for period in periods.values()]
     if not counts or max(counts) - min(counts) > 1:
         return None
@@ -177,5 +177,5 @@ def _with_steps(run: Run, trace: RankTrace, boundaries: Int64) -> RankTrace:
         {"kind": "step", "name": "step", "start": int(begin), "end": int(end), "step": step}
         for step, (begin, end) in enumerate(pairwise(boundaries))
     ]
-    own = Spans.concatenate([Spans.from_rows(steps, run.names), spans.replace(step=number.astype(np.int32))])
-    return replace(trace, spans=own.take(np.lexsort((-own.end, own.start))))
+    with_steps = Spans.concatenate([Spans.from_rows(steps, run.names), spans.replace(step=number.astype(np.int32))])
+    return replace(trace, spans=with_steps.take(np.lexsort((-with_steps.end, with_steps.start))))

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, Float64, robust_sigma
-from commtrace.analysis.stragglers.limits import ALIKE
+from commtrace.analysis.stragglers.limits import ALIKE, LONG_STEP, LOST_STEPS
+from commtrace.analysis.stragglers.strikes import runs_of
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.finding import (
     MOST_SIGMAS,
@@ -63,7 +64,8 @@ class TotalCost(NamedTuple):
     gpu_hours_per_day: float
     costliest: int  # number of the stretch in which it costs most
     cost: StragglerCost  # in a step of that stretch
-    stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, if these are not all
+    when: Occurrence  # the steps of the run in which most of it is saved
+    stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, or strikes, if these are not all
 
     @property
     def since_step(self) -> int:
@@ -96,6 +98,8 @@ def stands_out(work: WorkStatistics, cost: StragglerCost, *, rare: bool = False,
     a single strike is no chance.
     """
     limits = work.thresholds
+    if rare and makes_steps_long(work, cost):
+        return True
     if cost.ns < limits.cost_ms * 1e6 or cost.share < limits.share_of_step:
         return False
     if meant:
@@ -104,6 +108,16 @@ def stands_out(work: WorkStatistics, cost: StragglerCost, *, rare: bool = False,
         often = len(cost.when.steps) >= limits.fewest_strikes or not work.noise_is_known
         return often and cost.persistence >= limits.rare_persistence
     return cost.persistence >= limits.majority and cost.ns >= limits.standard_errors * cost.standard_error_ns
+
+
+def makes_steps_long(work: WorkStatistics, cost: StragglerCost) -> bool:
+    """Return whether what strikes in some steps costs a good part of them, however many other steps there are."""
+    num_struck = len(cost.when.steps)
+    if num_struck < 2 or not work.noise_is_known:
+        return False
+    total_ns = float(cost.when.total_ns)
+    least_ns = max(LONG_STEP * work.step_ns, work.thresholds.cost_ms * 1e6)
+    return total_ns >= num_struck * least_ns and total_ns >= LOST_STEPS * work.step_ns
 
 
 def gpu_hours_per_day(work: WorkStatistics, share_of_step: float) -> float:
@@ -137,9 +151,25 @@ def total_cost(
         ns, lasted = costs[costliest].ns, tuple[Stretch, ...]()
     else:
         within = np.logical_or.reduce([stretches[number].steady for number in costs])
+        saved_ns = np.where(within, saved_ns, 0)
         step_ns = whole.mean_step_ns
-        ns, lasted = mean_ns(whole.steady, np.where(within, saved_ns, 0)), _joined(stretches, costs)
-    return TotalCost(ns, gpu_hours_per_day(whole, ns / step_ns), costliest, costs[costliest], lasted)
+        ns, lasted = mean_ns(whole.steady, saved_ns), _joined(stretches, costs)
+    when = occurrence(whole.steps.tolist(), saved_ns[whole.steady])
+    if rare and when.is_rare:
+        when, lasted = struck_steps(whole, saved_ns, when)
+    return TotalCost(ns, gpu_hours_per_day(whole, ns / step_ns), costliest, costs[costliest], when, lasted)
+
+
+def struck_steps(work: WorkStatistics, saved_ns: Int64, when: Occurrence) -> tuple[Occurrence, tuple[Stretch, ...]]:
+    """Return the steps that save at least half as much as those of ``when``, which save most of it, with stretches."""
+    saved, steps = saved_ns[work.steady], work.steps
+    struck = np.flatnonzero(saved >= saved[np.isin(steps, when.steps)].mean() / 2).tolist()
+    stretches = tuple(
+        Stretch(int(steps[run.first]), int(steps[run.last]), float(saved[run.first : run.last + 1].mean()))
+        for run in runs_of(struck)
+    )
+    in_all = Occurrence(tuple(steps[struck].tolist()), when.total_ns, when.num_steps)
+    return in_all if in_all.is_rare else when, stretches
 
 
 def finding_of(
@@ -180,7 +210,7 @@ def finding_of(
 
 def whole_cost(work: WorkStatistics, cost: StragglerCost) -> TotalCost:
     """Return the cost of what was looked for in all steps at once."""
-    return TotalCost(cost.ns, gpu_hours_per_day(work, cost.share), 0, cost)
+    return TotalCost(cost.ns, gpu_hours_per_day(work, cost.share), 0, cost, cost.when)
 
 
 def mean_ns(steps: Bool, saved_ns: Int64 | Float64) -> float:

@@ -33,6 +33,14 @@ CHANCE: Final = 1e-3
 """Pauses that may hit any rank are named if chance gives so many to one of them less often than this. Of a few, which
 are counts, a standard error says too little."""
 
+CHANCE_OF_FEW: Final = 5e-3
+"""What strikes in some steps is named if chance does so to any rank, host or link less often than this. It is dated, so
+that a reader sees in how many steps, and costs a good part of them (LONG_STEP)."""
+
+LONG_STEP: Final = 0.1
+LOST_STEPS: Final = 0.5
+"""Share of a typical step that what strikes in some steps must cost in each of them, and in all of them together."""
+
 SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
 """Limits of sums over steps that do not show the scatter between them (metrics), as a share of the step."""
 

@@ -20,7 +20,7 @@ from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.search import Judgement, MeasuredWork, judge_stragglers
-from commtrace.analysis.windows.run import LargeRun, WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.findings.causes import JOB, OF_DIVISION, PART_OF_LOSS, TRANSFER, advice
 from commtrace.findings.finding import LOST, Finding, finding_id, not_judged, ranked
 from commtrace.trace.processes import process_state
@@ -28,15 +28,13 @@ from commtrace.trace.processes import process_state
 NO_STEPS: Final = "No step was recorded in full, so nothing can be compared."
 
 
-def findings_of_run(
-    run: WholeRun | LargeRun, measured: MeasuredWork, baseline: HealthyRun | None = None
-) -> tuple[Finding, ...]:
+def findings_of_run(run: OpenedRun, measured: MeasuredWork, baseline: HealthyRun | None = None) -> tuple[Finding, ...]:
     """Return what stops the job, what slows the steps that count, and what could not be judged."""
     stops = state_of_job(run.recorded, now_ns=time.time_ns(), ask=process_state).findings
     return ranked([*stops, *_of_steps(run, measured, baseline)])
 
 
-def _of_steps(run: WholeRun | LargeRun, measured: MeasuredWork, baseline: HealthyRun | None) -> tuple[Finding, ...]:
+def _of_steps(run: OpenedRun, measured: MeasuredWork, baseline: HealthyRun | None) -> tuple[Finding, ...]:
     if not run.steps.used:
         return (not_judged(JOB, NO_STEPS),)
     work = measured.joined()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import exp, lgamma
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from commtrace.analysis.statistics import Float64, error_of_means
 from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.limits import CHANCE, OF_PAUSES, Thresholds
 from commtrace.analysis.stragglers.normal import Judged, Work, judge
+from commtrace.analysis.stragglers.strikes import at_least
 
 
 class PausesOf(NamedTuple):
@@ -121,21 +121,4 @@ def chance_of_so_many(own: PausesOf, others: Sequence[PausesOf]) -> float:
     if of_rank < Thresholds().fewest_strikes:
         return 1.0
     in_all = of_rank + sum(ns >= least for one in others for ns in one.ns)
-    return _at_least(of_rank, in_all, own.steps, own.steps + sum(one.steps for one in others))
-
-
-def _at_least(some: int, struck: int, own_steps: int, all_steps: int) -> float:
-    """Return the hypergeometric probability that ``some`` or more of the struck steps are among a rank's own."""
-    if some * all_steps <= struck * own_steps:
-        return 1.0
-    tail = 0.0
-    for number in range(some, min(struck, own_steps) + 1):
-        others = struck - number
-        ways = _log_ways(own_steps, number) + _log_ways(all_steps - own_steps, others) - _log_ways(all_steps, struck)
-        tail += exp(ways)
-    return tail
-
-
-def _log_ways(all_of_them: int, some: int) -> float:
-    """Return the logarithm of a binomial coefficient."""
-    return lgamma(all_of_them + 1) - lgamma(some + 1) - lgamma(all_of_them - some + 1)
+    return at_least(of_rank, in_all, own.steps, own.steps + sum(one.steps for one in others))

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
+from commtrace.analysis.stragglers.strikes import not_by_chance
 from commtrace.findings.causes import HOST, RANKS, TENSOR_GROUP
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool
 
 _MOST_HOSTS: Final = 3
 
@@ -104,6 +108,41 @@ def _whole_places(
         found += [(place, own) for name, own in at_place.items() if name in whole]
         left = [one for one in left if place_of(places[one.rank]) not in whole]
     return found, left
+
+
+class _StruckRank(NamedTuple):
+    """A rank that something strikes in a step."""
+
+    rank: int
+    cause: str = ""
+    beyond: str = ""
+
+
+def ranks_struck(places: Mapping[int, RankPlace], ranks: Sequence[int], is_struck: Bool) -> set[int]:
+    """Return the ranks that are struck in some steps, with all of their host or tensor-parallel group or alone.
+
+    Args:
+        is_struck: Shape (ranks, steps).
+    """
+    struck: dict[str, dict[tuple[int, ...], set[int]]] = {place: {} for place in (HOST, TENSOR_GROUP, RANKS)}
+    for step in np.flatnonzero(is_struck.any(axis=0)).tolist():
+        for placed in group_by_place(
+            places, (_StruckRank(ranks[row]) for row in np.flatnonzero(is_struck[:, step]).tolist())
+        ):
+            together = tuple(sorted(member.rank for member in placed.members))
+            for subject in [(rank,) for rank in together] if placed.place == RANKS else [together]:
+                struck[placed.place].setdefault(subject, set()).add(step)
+    number = {
+        HOST: len({place.host for place in places.values()}),
+        TENSOR_GROUP: len({place.tensor_group for place in places.values()}),
+        RANKS: len(ranks),
+    }
+    return {
+        rank
+        for place, steps in struck.items()
+        for subject in not_by_chance(steps, number[place], is_struck.shape[1])
+        for rank in subject
+    }
 
 
 def format_place(places: Mapping[int, RankPlace], place: str, ranks: Sequence[int]) -> str:

@@ -28,7 +28,7 @@ from commtrace.analysis.stragglers.search import (
     measure_stragglers,
     measure_work,
 )
-from commtrace.analysis.windows.run import ALONE, LargeRun, WholeRun, Workers, open_run
+from commtrace.analysis.windows.run import ALONE, OpenedRun, Workers, open_run
 from commtrace.errors import CommtraceError
 from commtrace.findings.finding import Finding, ranked
 from commtrace.findings.nodes import exclude_nodes
@@ -87,7 +87,7 @@ class StragglerReport:
 
 
 def report_of_steps(
-    run: WholeRun | LargeRun, baseline: HealthyRun | None = None, slowdown: Callable[[Run], WhatIf] | None = None
+    run: OpenedRun, baseline: HealthyRun | None = None, slowdown: Callable[[Run], WhatIf] | None = None
 ) -> StragglerReport:
     """Find the stragglers of a job, and replay the job without them.
 
@@ -98,8 +98,8 @@ def report_of_steps(
         CommtraceError: no step was recorded in full, only kernels were, or the steps cannot be replayed.
     """
     path = run.recorded.path
-    if slowdown is not None and isinstance(run, LargeRun):
-        run = WholeRun(analyse(path))
+    if slowdown is not None and not run.is_in_memory:
+        run = OpenedRun.of(analyse(path))
     if not run.steps.used:
         raise CommtraceError(f"{path}: {NO_STEPS}")
     measured = run.measure(measure_stragglers)

@@ -23,8 +23,9 @@ from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.matching.stages import are_told, not_told
 from commtrace.analysis.problems import StepNumbers, find_step_numbers
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program
-from commtrace.analysis.replay.scenarios import Replay, Scenario, replay_of
+from commtrace.analysis.replay.observed_steps import ObservedProgram
+from commtrace.analysis.replay.program import Program
+from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.replay.step_bounds import NOT_IN_ORDER
 from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals, most_waited_for
@@ -163,17 +164,17 @@ def find_stragglers(
     run: Run,
     matches: Matches,
     thresholds: Thresholds | None = None,
-    program: Program | None = None,
+    observed: ObservedProgram | None = None,
     baseline: HealthyRun | None = None,
     around: Run | None = None,
 ) -> Judgement:
     """Find stragglers in steps that are in memory, with aligned clocks; ``around`` also has the rows between them."""
     try:
-        program = program or build_program(run, matches)
+        program, steps, statistics = observed or ObservedProgram.of(run, matches, around)
     except ReplayError as error:
         return judge_stragglers(run, MeasuredWork.not_replayed(str(error), matches), None)
-    measured = MeasuredWork.of(run, matches, program, StatisticsParts.of(run, program, around=around))
-    replay = replay_of(run, program, measured.steps) if measured.steps else None
+    measured = MeasuredWork.of(run, matches, program, StatisticsParts((statistics,)))
+    replay = Replay.of(steps, statistics)
     return judge_stragglers(run, measured, replay, thresholds, baseline)
 
 
@@ -189,7 +190,9 @@ def measure_work(analysis: Analysis, numbers: StepNumbers | None = None) -> Meas
     except ReplayError as error:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
     around = analysis.context.run
-    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers, around)
+    parts = StatisticsParts.of(
+        analysis.replayed.run, program, analysis.work, analysis.transfers, around, analysis.observed.step_ns()
+    )
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
     times = analysis.partition
     replayed = ReplayedShare(int(times.total(REPLAY).sum()), int(times.wall_ns.sum()))

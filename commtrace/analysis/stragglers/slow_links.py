@@ -11,13 +11,23 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.replay.scenarios import MEASURED, NormalLinks, Replay, Scenario
 from commtrace.analysis.replay.step_statistics import LinkTraffic, TransferLink, TransferTable
-from commtrace.analysis.statistics import MEDIAN_DISTANCE, Float64, grouped_median
+from commtrace.analysis.statistics import MAD_TO_SIGMA, MEDIAN_DISTANCE, Float64, grouped_median, nan_median
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
-from commtrace.analysis.stragglers.costs import TotalCost, cost_of, finding_of, stands_out, total_cost
+from commtrace.analysis.stragglers.costs import (
+    TotalCost,
+    cost_of,
+    finding_of,
+    makes_steps_long,
+    stands_out,
+    struck_steps,
+    total_cost,
+    whole_cost,
+)
 from commtrace.analysis.stragglers.limits import (
     ALIKE,
     FAST_PERCENTILE,
@@ -25,8 +35,10 @@ from commtrace.analysis.stragglers.limits import (
     LINKS,
     MOST_OF_STEP,
     SHARE_OF_HOST,
+    STRUCK,
 )
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
+from commtrace.analysis.stragglers.strikes import not_by_chance, runs_of
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import LINK, NETWORK, RANKS, advice
 from commtrace.findings.finding import Finding, Member, Norm, not_judged
@@ -91,6 +103,9 @@ class LinkTransfers:
         medians = grouped_median(self.row * count + self.step, self.ns, len(self) * count)
         return np.asarray(medians.reshape(-1, count)[:, steps])
 
+
+_OFTEN: Final = 0.5
+"""Share of consecutive steps, in each of which some link is slow, in which a link must be."""
 
 _CAUSE: Final = "communication"
 _NORMAL: Final = {
@@ -166,13 +181,69 @@ def slow_links(
             costliest = next(part for part in own if part.stretch == cost.costliest)
             findings.append(_finding(transfers, found[costliest.stretch], costliest.suspicion, cost))
             named += own
-    if not named:
+    normal = _normal_links(found, named)
+    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks)
+    findings += [one.finding for one in in_few_steps]
+    normal += Scenario(transfers=tuple(one.rule for one in in_few_steps))
+    if not findings:
         unknown = np.isnan(usual_ns) | (usual.by == PAST)
         said = _most_links(replay, others, transfers, found[0], unknown)
         said = said or _most_of_step(replay, others, transfers, found[0], unknown)
         return SlowLinks([], undecided=(not_judged(LINK, said),) if said else (), healthy_ns=healthy_ns)
     ordered = sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0))
-    return SlowLinks(ordered, _normal_links(found, named), healthy_ns=healthy_ns)
+    return SlowLinks(ordered, normal, healthy_ns=healthy_ns)
+
+
+class _FewSteps(NamedTuple):
+    """Links that are slow in a few steps, and the rule by which they are not."""
+
+    finding: Finding
+    rule: NormalLinks
+
+
+def _slow_in_few_steps(
+    work: WorkStatistics,
+    replay: Replay,
+    others: Scenario,
+    transfers: LinkTransfers,
+    found: Sequence[_Links],
+    slow_ranks: Collection[int],
+) -> list[_FewSteps]:
+    """Find the links that are slow in a few steps only; those that ``found`` calls slow are not looked at."""
+    if not work.noise_is_known:
+        return []
+    per_step = transfers.per_step_ns(work.steady)
+    typical = nan_median(per_step)
+    touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
+    is_known = np.isfinite(typical) & ~touches_slow & ~np.logical_or.reduce([links.is_slow for links in found])
+    scatter = MAD_TO_SIGMA * nan_median(np.abs(per_step - typical[:, np.newaxis]))
+    least = np.maximum((1 + LINKS.share) * typical, typical + STRUCK * scatter)
+    is_struck = is_known[:, np.newaxis] & (np.nan_to_num(per_step) > np.nan_to_num(least)[:, np.newaxis])
+    steps: dict[Suspicion, set[int]] = {}
+    for first, last in runs_of(np.flatnonzero(is_struck.any(axis=0)).tolist()):
+        is_slow = is_struck[:, first : last + 1].mean(axis=1) >= _OFTEN
+        for suspicion in suspicions_of(work.run, transfers.links, is_known, is_slow):
+            struck = is_struck[sorted(suspicion.rows)].any(axis=0)
+            steps.setdefault(suspicion, set()).update(np.flatnonzero(struck[first : last + 1]) + first)
+    num_links = len({frozenset(link.ranks) for link in transfers.links})
+    slow = []
+    for suspicion, at in not_by_chance(steps, num_links, work.num_steps).items():
+        chosen = np.zeros(len(work.steady), np.bool_)
+        chosen[np.flatnonzero(work.steady)[list(at)]] = True
+        ns = np.nan_to_num(nan_median(per_step[:, list(at)]))
+        rows = sorted(suspicion.rows)
+        links = _Links(work.within(chosen), ns, is_known, typical, is_known, is_known, (PAST,) * len(ns))
+        ratio, normal_ns = np.ones(len(ns)), np.zeros(len(ns))
+        ratio[rows], normal_ns[rows] = typical[rows] / np.maximum(ns[rows], 1.0), typical[rows]
+        rule = NormalLinks(chosen, ratio, normal_ns)
+        saved_ns = replay.saved_ns(Scenario(transfers=(rule,)), others)
+        cost = cost_of(work, saved_ns, rare=True)
+        if makes_steps_long(work, cost):
+            when, stretches = struck_steps(work, saved_ns, cost.when)
+            total = whole_cost(work, cost)._replace(when=when, stretches=stretches)
+            named = _finding(transfers, links, suspicion, total)
+            slow.append(_FewSteps(replace_fields(named, occurrence=when), rule))
+    return slow
 
 
 def _healthy(transfers: LinkTransfers, found: _Links) -> dict[LinkTraffic, float]:

@@ -29,7 +29,9 @@ from commtrace.analysis.stragglers.limits import (
     ALIKE,
     DEPENDENCE,
     DRIFT_OF_FEW,
+    FAST_PERCENTILE,
     FEWEST_FOR_SCATTER,
+    LONG_STEP,
     MOST_DRIFT,
     RECORDED,
     STRUCK,
@@ -40,8 +42,10 @@ from commtrace.analysis.stragglers.microbatches import (
     compare_microbatches,
     longer_inputs,
 )
-from commtrace.analysis.stragglers.normal import BASELINE, PAST, Judged, Work, judge
+from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Work, judge
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
+from commtrace.analysis.stragglers.places import places_of, ranks_struck
+from commtrace.analysis.stragglers.strikes import not_by_chance
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.causes import DATA, GC, MEANT, PAUSES
 from commtrace.findings.finding import Norm
@@ -52,6 +56,8 @@ SELDOM: Final = "seldom"
 """Work that is far longer in some steps, of a rank that is as fast as others in most: its mean counts as well."""
 MICROBATCHES: Final = "microbatches"
 """Work on a few microbatches that are longer than those of others: their mean counts as well."""
+
+UNMEANT: Final = tuple(cause for cause in PAUSES if cause not in MEANT)
 
 _NO_DP: Final = ("tp", "cp", "ep")
 """Ranks that differ in one of these coordinates may load different shares of the input, or none."""
@@ -120,8 +126,11 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
     ]
     seldom = _seldom_share(work)
     if work.noise_is_known:
+        slow += _paused_in_some_steps(work, pauses)
         in_work = [*_slow_in_work(work, judged)]
         slow += in_work
+        if not in_work:
+            seldom = np.maximum(seldom, _share_of_whole_hosts(work))
         slow += _slow_seldom(work, typical, seldom, {one.rank for one in in_work})
     microbatches = compare_microbatches(work)
     slow = _with_long_microbatches(slow, microbatches)
@@ -203,21 +212,68 @@ def _seldom_share(work: WorkStatistics) -> Float64:
     return share
 
 
+def _share_of_whole_hosts(work: WorkStatistics) -> Float64:
+    """Return the same for hosts all of whose ranks are far longer than usual while those of others are not.
+
+    A host may hold all ranks of a stage, which then have nobody to be compared with. Steps that are longer on most
+    ranks of the job, as with a larger batch, are not.
+    """
+    steps = work.work_ns
+    level = np.maximum(np.median(steps, axis=1, keepdims=True), 1.0)
+    relative = steps / level
+    relative = relative - np.percentile(relative, FAST_PERCENTILE, axis=0)
+    relative -= np.median(relative, axis=1, keepdims=True)
+    noise = MAD_TO_SIGMA * np.median(np.abs(relative), axis=1, keepdims=True)
+    least = np.maximum(np.maximum(RECORDED.share, RECORDED.least_ns / level), STRUCK * noise)
+    is_struck = relative > least
+    node = np.array([work.run.ranks[rank].metadata.node for rank in work.ranks.tolist()])
+    share = np.zeros((len(steps), len(work.steady)))
+    hosts = np.unique(node)
+    struck = {host: np.flatnonzero(is_struck[node == host].all(axis=0)).tolist() for host in hosts.tolist()}
+    if len(hosts) < 2:
+        return share
+    columns = np.flatnonzero(work.steady)
+    for host, indices in not_by_chance(struck, len(hosts), work.num_steps).items():
+        rows, at = np.flatnonzero(node == host), np.array(indices, np.int64)
+        longer = np.maximum(relative[np.ix_(rows, at)] * level[rows], 0.0)
+        share[np.ix_(rows, columns[at])] = longer / np.maximum(steps[np.ix_(rows, at)], 1.0)
+    return share
+
+
 def _slow_seldom(work: WorkStatistics, typical: Work, seldom: Float64, but: Collection[int]) -> Iterator[SlowRank]:
-    """Yield ranks whose steps are long more often, or by more, than chance explains within a stage."""
+    """Yield ranks whose steps are long more often, or by more, than chance explains within a stage.
+
+    Or that are long in a few steps, by themselves or with all of their place, where chance does not explain that.
+    """
     table, stage = work.table, work.stages
     longer_ns = table.work_ns * seldom[np.searchsorted(work.ranks, table.rank), table.step]
     steps = work.by_step(longer_ns)
     error = DEPENDENCE * error_of_means(steps.var(axis=1), steps.shape[1], stage)
     struck = replace(typical, peers=stage, total_ns=steps.mean(axis=1), error_ns=error, before_ns=None)
     judged = judge(struck, RECORDED)
-    for row in np.flatnonzero(judged.is_slow).tolist():
-        rank = int(judged.rank[row])
-        if rank not in but:
+    in_few_steps = ranks_struck(places_of(work.run), work.ranks.tolist(), steps > 0)
+    for row, rank in enumerate(work.ranks.tolist()):
+        if rank not in but and (judged.is_slow[row] or rank in in_few_steps):
             own = (table.rank == rank) & work.counted
             excess = _by_cause(table.kind[own], longer_ns[own] / work.num_steps)
             persistence = float((steps[row] > 0).mean())
-            yield SlowRank(rank, excess, SELDOM, float(typical.total_ns[row]), judged.norm_source[row], persistence)
+            norm_source = judged.norm_source[row] or MAJORITY
+            yield SlowRank(rank, excess, SELDOM, float(typical.total_ns[row]), norm_source, persistence)
+
+
+def _paused_in_some_steps(work: WorkStatistics, judged: Mapping[str, Judged]) -> Iterator[SlowRank]:
+    """Yield ranks that pause in a few steps in a row, where chance does not explain that."""
+    places = places_of(work.run)
+    for cause in UNMEANT:
+        pauses_ns = work.pauses_ns(cause)
+        beyond = work.beyond_stage(pauses_ns - np.median(pauses_ns, axis=1, keepdims=True))
+        is_struck = beyond > max(LONG_STEP * work.step_ns, RECORDED.least_ns)
+        slow = set(judged[cause].slow_ranks)
+        for rank in ranks_struck(places, work.ranks.tolist(), is_struck) - slow:
+            row = int(np.searchsorted(work.ranks, rank))
+            excess_ns = float(np.where(is_struck[row], beyond[row], 0.0).mean())
+            normal_ns = float(pauses_ns[row].mean()) - excess_ns
+            yield SlowRank(rank, {cause: excess_ns}, cause, normal_ns, MAJORITY, float(is_struck[row].mean()))
 
 
 def share_of_longer_steps(work: WorkStatistics, rank: int) -> float:

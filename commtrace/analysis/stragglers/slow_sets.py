@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
-from commtrace.analysis.stragglers.costs import TotalCost, cost_of, finding_of, mean_ns, total_cost
+from commtrace.analysis.stragglers.costs import TotalCost, cost_of, finding_of, makes_steps_long, mean_ns, total_cost
 from commtrace.analysis.stragglers.evidence import (
     THROTTLED,
     DeviceEvidence,
@@ -192,6 +192,9 @@ def _without_idle_members(costs: _Costs, slow: Sequence[tuple[SlowRank, ...]]) -
             work = costs.stretches[number].work
             limits = work.thresholds
             least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * work.step_ns) / max(len(own), 1)
+            is_rare = all(one.is_rare for one in own if _rank_aspect(one) == smallest)
+            if is_rare and makes_steps_long(work, cost_of(work, lost, rare=True)):
+                continue
             if float(lost[work.steady].mean()) < least_ns:
                 left[number] = without[number]
     return left
@@ -287,9 +290,8 @@ def _finding(
         ),
         advice=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
     )
-    when = cost.cost.when
-    if is_rare and when.is_rare:
-        found_there = replace(found_there, occurrence=when, since_step=when.steps[0])
+    if is_rare and cost.when.is_rare:
+        found_there = replace(found_there, occurrence=cost.when)
     return replace(found_there, persistence=persistence, sigmas=None if is_rare else found_there.sigmas)
 
 
@@ -320,6 +322,9 @@ def _who(run: Run, key: _SetKey) -> str:
 
 def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost) -> str:
     """Return ``so in 9 of 9 steps``."""
+    if cost.when.is_rare and cost.stretches:
+        struck = sum(stretch.last - stretch.first + 1 for stretch in cost.stretches)
+        return f"so in {struck} of {cost.when.num_steps} steps"
     first, last = int(work.steps[0]), int(work.steps[-1])
     often = f"so in {round(persistence * work.num_steps)} of {work.num_steps} steps"
     whole = not cost.stretches or any((one.first, one.last) == (first, last) for one in cost.stretches)

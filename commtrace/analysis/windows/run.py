@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.coverage import RowCounts
-from commtrace.analysis.replay.scenarios import PlacedProgram, Places, Replay, ReplayedSteps, Scenario, replay_of
+from commtrace.analysis.replay.observed_steps import ObservedSteps
+from commtrace.analysis.replay.scenarios import Addable, Replay
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.choice import StepChoice, choose_steps, without_torn_steps
 from commtrace.analysis.windows.step_windows import (
@@ -33,7 +35,7 @@ from commtrace.analysis.windows.step_windows import (
     steps_read,
     window_of,
 )
-from commtrace.analysis.windows.survey import Survey, survey_rank, survey_run
+from commtrace.analysis.windows.survey import RowsOfSteps, Survey, survey_rank, survey_run
 from commtrace.errors import CommtraceError
 from commtrace.trace import schema
 from commtrace.trace.files.locate import Segment
@@ -41,8 +43,8 @@ from commtrace.trace.files.reader import RunFiles, find_files, load_files
 from commtrace.trace.run import Run
 
 MOST_BYTES: Final = 16_000_000
-"""Size of the largest run that is analysed as a whole: about two million rows, which take 1.2 GB. Windows take twice as
-long: every row is read at least twice."""
+"""Size of the largest run that is analysed as a whole: about two million rows, which take 1.2 GB. Windows take longer:
+every row is read twice."""
 
 FEWEST_STEPS: Final = 5
 """With fewer recorded steps, each window would be the whole run: a step is read with two before it and one after it."""
@@ -52,12 +54,6 @@ _ADVICE: Final = (
     "It may have run out of memory, of which each worker takes about 300 MB: use --workers 1, or give the workers of a "
     "cluster more memory or fewer threads each."
 )
-
-
-class Addable(Protocol):
-    """A measurement of some steps; the sum of several is that of all of these steps."""
-
-    def __add__(self, other: Any, /) -> Any: ...
 
 
 Result = TypeVar("Result", bound=Addable)
@@ -112,11 +108,6 @@ def measure_run(
     return open_run(path, steps, workers, most_bytes=most_bytes, most_rows=most_rows).measure(measure)
 
 
-def measure_analysis(analysis: Analysis, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
-    """Measure the steps that count of a run that was analysed as a whole."""
-    return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, analysis.counts, measure(analysis))
-
-
 def open_run(
     path: str | Path,
     steps: str | None = None,
@@ -124,17 +115,16 @@ def open_run(
     *,
     most_bytes: int = MOST_BYTES,
     most_rows: int = MOST_ROWS,
-) -> WholeRun | LargeRun:
+) -> OpenedRun:
     """Return the steps of a run that count, ready to be measured; see :func:`measure_run`."""
     if steps:
-        return WholeRun(analyse(path, steps))
+        return OpenedRun.of(analyse(path, steps))
     files = find_files(path)
-    return survey_large_run(files, workers, most_bytes, most_rows) or WholeRun(analyse(load_files(files)))
+    return survey_large_run(files, workers, most_bytes, most_rows) or OpenedRun.of(analyse(load_files(files)))
 
 
-@dataclass(frozen=True, slots=True)
-class WholeRun:
-    """A run that is one window, in memory."""
+class _StepsInMemory(NamedTuple):
+    """The steps of a run that was analysed as a whole: a single window."""
 
     analysis: Analysis
 
@@ -144,7 +134,6 @@ class WholeRun:
 
     @property
     def aligned(self) -> Run:
-        """Return the ranks that count, on one clock, with the rows of the steps that count."""
         return self.analysis.run
 
     @property
@@ -155,42 +144,169 @@ class WholeRun:
     def steps(self) -> StepChoice:
         return self.analysis.steps
 
-    def measure(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
-        """Measure the steps that count."""
-        return measure_analysis(self.analysis, measure)
+    @property
+    def counts(self) -> Mapping[int, RowCounts]:
+        return self.analysis.counts
 
-    def read_steps(self, steps: Sequence[int]) -> Analysis:
-        """Return the analysis of all steps."""
+    @property
+    def typical_rows_of_step(self) -> int:
+        rows = RowsOfSteps.sum([RowsOfSteps.of(block.spans) for block in self.analysis.run.blocks])
+        return int(np.median(rows.num_rows))
+
+    def windows(self) -> Iterator[Window]:
+        yield _WindowInMemory(self.analysis)
+
+    def analyse_steps(self, steps: Sequence[int]) -> Analysis:
         return self.analysis
 
-    def replay(self, statistics: StepStatistics) -> Replay:
-        """Return a replay of these steps."""
-        return replay_of(self.analysis.replayed.run, self.analysis.program, statistics)
 
-
-@dataclass(frozen=True, slots=True)
-class LargeRun:
-    """A run that is measured window by window."""
+class _StepsInFiles(NamedTuple):
+    """The steps of a run that was surveyed: windows that are read one after the other."""
 
     survey: Survey
     steps: StepChoice
-    workers: Workers = ALONE
     most_rows: int = MOST_ROWS  # of a window, unless a single step has more
-    on_progress: OnProgress | None = None
 
     @property
     def recorded(self) -> Run:
-        """Return the run, with few of its rows."""
         return self.survey.outline
 
     @property
     def aligned(self) -> Run:
-        """Return the ranks that count, on one clock, with rows of steps but not of what happened in them."""
         return of_ranks(self.survey.aligned, self.steps.ranks)
 
     @property
     def alignment(self) -> Alignment:
         return self.survey.alignment
+
+    @property
+    def counts(self) -> Mapping[int, RowCounts]:
+        return {rank: rank_survey.counts for rank, rank_survey in self.survey.ranks.items()}
+
+    @property
+    def typical_rows_of_step(self) -> int:
+        return int(np.median(self.survey.rows_of_step.num_rows))
+
+    def windows(self) -> Iterator[Window]:
+        for window in cut_windows(self.survey, self.steps, self.most_rows):
+            yield _WindowInFiles(window, self.alignment, self.steps.ranks)
+
+    def analyse_steps(self, steps: Sequence[int]) -> Analysis:
+        recorded = window_of(self.survey, self.steps, steps).read()
+        found = steps_read(recorded, self.steps.ranks, sorted(steps))
+        return analyse_window(recorded, self.alignment, self.steps.ranks, found, self.steps.used)
+
+
+class Window(Protocol):
+    """Steps that are analysed together."""
+
+    @property
+    def steps(self) -> tuple[int, ...]: ...
+
+    @property
+    def num_rows(self) -> int:
+        """Return the number of rows that must be read."""
+
+    def analyse(self) -> _AnalysedWindow: ...
+
+
+class _AnalysedWindow(NamedTuple):
+    analysis: Analysis | None  # None if the files of all of its steps were deleted meanwhile
+    steps: tuple[int, ...]  # that are left
+    problems: tuple[str, ...]  # of its files
+
+
+class _WindowInMemory(NamedTuple):
+    analysis: Analysis
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return self.analysis.steps.used
+
+    @property
+    def num_rows(self) -> int:
+        return 0
+
+    def analyse(self) -> _AnalysedWindow:
+        return _AnalysedWindow(self.analysis, self.steps, ())
+
+
+class _WindowInFiles(NamedTuple):
+    window: StepWindow
+    alignment: Alignment
+    ranks: Sequence[int]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return self.window.steps
+
+    @property
+    def num_rows(self) -> int:
+        return self.window.num_rows
+
+    def analyse(self) -> _AnalysedWindow:
+        recorded = self.window.read()
+        steps = steps_read(recorded, self.ranks, self.window.steps)
+        if not steps:
+            return _AnalysedWindow(None, steps, recorded.problems)
+        analysis = analyse_window(recorded, self.alignment, self.ranks, steps, self.window.steps_of_run)
+        return _AnalysedWindow(analysis, steps, recorded.problems)
+
+
+MOST_KEPT: Final = 256_000_000
+"""Bytes of models of windows that are kept: those of about 30 million rows. The other windows are read again."""
+
+
+@dataclass(slots=True)
+class _KeptModels:
+    """The models of the first windows, so that a replay reads none of them again."""
+
+    of_windows: dict[tuple[int, ...], ObservedSteps]  # by their steps
+    are_all: bool = False
+    num_bytes: int = 0
+
+    def add(self, steps: tuple[int, ...], model: ObservedSteps) -> None:
+        if steps not in self.of_windows and self.num_bytes + model.num_bytes <= MOST_KEPT:
+            self.of_windows[steps] = model
+            self.num_bytes += model.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """The steps of a run that count, ready to be measured and replayed, window by window."""
+
+    source: _StepsInMemory | _StepsInFiles
+    workers: Workers = ALONE
+    on_progress: OnProgress | None = None
+    _kept: _KeptModels = field(default_factory=lambda: _KeptModels({}), compare=False)
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> OpenedRun:
+        """Return the steps of a run that was analysed as a whole."""
+        return cls(_StepsInMemory(analysis))
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Return whether all steps are one window, which nothing reads again."""
+        return isinstance(self.source, _StepsInMemory)
+
+    @property
+    def recorded(self) -> Run:
+        """Return the run; if it is not in memory, with few of its rows."""
+        return self.source.recorded
+
+    @property
+    def aligned(self) -> Run:
+        """Return the ranks that count, on one clock; rows of steps are among theirs, and all of them if in memory."""
+        return self.source.aligned
+
+    @property
+    def alignment(self) -> Alignment:
+        return self.source.alignment
+
+    @property
+    def steps(self) -> StepChoice:
+        return self.source.steps
 
     def measure(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
         """Measure the steps that count.
@@ -199,47 +315,73 @@ class LargeRun:
             RunNotFoundError: a worker does not see the files.
             CommtraceError: a worker died, or all files were deleted meanwhile.
         """
-        outline, alignment = self.survey.outline, self.survey.alignment
-        one = partial(_measure_window, measure=measure, alignment=alignment, ranks=self.steps.ranks)
-        windows = cut_windows(self.survey, self.steps, self.most_rows)
+        recorded, steps = self.recorded, self.steps
         sums: Result | None = None
         used, problems = list[int](), list[str]()
-        for part in _in_order(one, windows, self.workers):
+        for part in self._each(measure, self.source.windows()):
             used += part.steps
+            if part.model is not None:
+                self._kept.add(part.steps, part.model)
             if self.on_progress is not None:
-                self.on_progress(len(used), len(self.steps.used))
+                self.on_progress(len(used), len(steps.used))
             problems += part.problems
             if part.result is not None:
                 sums = part.result if sums is None else sums + part.result
+        self._kept.are_all = len(used) == sum(map(len, self._kept.of_windows))
         if sums is None:
-            raise CommtraceError(f"{outline.path}: all of its steps were deleted while they were read. {problems[0]}")
-        recorded = replace(outline, problems=tuple(dict.fromkeys((*outline.problems, *problems))))
-        counts = {rank: one.counts for rank, one in self.survey.ranks.items()}
-        steps = self.steps if len(used) == len(self.steps.used) else replace(self.steps, used=tuple(used))
-        return MeasuredRun(recorded, alignment, steps, counts, sums)
+            raise CommtraceError(f"{recorded.path}: all of its steps were deleted while they were read. {problems[0]}")
+        if problems:
+            recorded = replace(recorded, problems=tuple(dict.fromkeys((*recorded.problems, *problems))))
+        if len(used) < len(steps.used):
+            steps = replace(steps, used=tuple(used))
+        return MeasuredRun(recorded, self.alignment, steps, self.source.counts, sums)
 
-    def read_steps(self, steps: Sequence[int]) -> Analysis:
-        """Read and analyse some of the steps that count, as far as they still exist. They may lie far apart."""
-        recorded = window_of(self.survey, self.steps, steps).read()
-        found = steps_read(recorded, self.steps.ranks, sorted(steps))
-        return analyse_window(recorded, self.alignment, self.steps.ranks, found, self.steps.used)
+    def read(self, reading: Callable[[ObservedSteps], Result]) -> Result:
+        """Return what is read off the models of the steps that count; a window whose model was not kept is read again.
+
+        Raises:
+            ReplayError: the steps cannot be replayed.
+            CommtraceError: a worker died, or all files were deleted meanwhile.
+        """
+        parts = {steps: reading(model) for steps, model in self._kept.of_windows.items()}
+        if not self._kept.are_all or not parts:
+            windows = (window for window in self.source.windows() if window.steps not in parts)
+            for part in self._each(partial(_read_model, reading=reading), windows):
+                if part.result is not None:
+                    parts[part.steps] = part.result
+        if not parts:
+            raise CommtraceError(f"{self.recorded.path}: all of its steps were deleted while they were read.")
+        return reduce(add, (parts[steps] for steps in sorted(parts)))
+
+    @property
+    def typical_rows_of_step(self) -> int:
+        """Return the median number of rows of a step."""
+        return self.source.typical_rows_of_step
+
+    def analyse_steps(self, steps: Sequence[int]) -> Analysis:
+        """Analyse some of the steps that count, as far as they still exist, or all of them if they are in memory."""
+        return self.source.analyse_steps(steps)
 
     def replay(self, statistics: StepStatistics) -> Replay:
-        """Return a replay of these steps, which reads all windows again each time."""
-        places = Places.of(statistics)
+        """Return a replay of these steps."""
+        return Replay(statistics, self.read)
 
-        def replayed(scenarios: Sequence[Scenario]) -> ReplayedSteps:
-            return self.measure(partial(replay_analysis, places=places, scenarios=scenarios)).result
-
-        return Replay(statistics, replayed)
+    def _each(
+        self, measure: Callable[[Analysis], Result], windows: Iterable[Window]
+    ) -> Iterator[_WindowResult[Result]]:
+        return _in_order(
+            partial(_measure_window, measure=measure), windows, ALONE if self.is_in_memory else self.workers
+        )
 
 
 def survey_large_run(
     files: RunFiles, workers: Workers = ALONE, most_bytes: int = MOST_BYTES, most_rows: int = MOST_ROWS
-) -> LargeRun | None:
+) -> OpenedRun | None:
     """Survey a large run with marked steps; return None for any other. See :func:`measure_run`."""
     segments = files.segments
-    if sum(segment.size for own in segments.values() for segment in own) <= most_bytes or _has_few_steps(segments):
+    if sum(
+        segment.size for segments_of_rank in segments.values() for segment in segments_of_rank
+    ) <= most_bytes or _has_few_steps(segments):
         return None
     try:
         survey = survey_run(files, workers.executor)
@@ -248,7 +390,7 @@ def survey_large_run(
     choice = choose_steps(survey.outline, keep_warm_up=False)
     if not survey.alignment.keeps_order:
         choice = without_torn_steps(choice, survey.aligned)
-    return LargeRun(survey, choice, workers, most_rows) if choice.used else None
+    return OpenedRun(_StepsInFiles(survey, choice, most_rows), workers) if choice.used else None
 
 
 def _has_few_steps(segments: Mapping[int, Sequence[Segment]]) -> bool:
@@ -267,35 +409,28 @@ class _WindowResult(Generic[Result]):
     result: Result | None
     steps: tuple[int, ...]
     problems: tuple[str, ...]
+    model: ObservedSteps | None = None  # if the measurement has needed it
 
 
-def _measure_window(
-    window: StepWindow, measure: Callable[[Analysis], Result], alignment: Alignment, ranks: Sequence[int]
-) -> _WindowResult[Result]:
-    recorded = window.read()
-    steps = steps_read(recorded, ranks, window.steps)
-    result = measure(analyse_window(recorded, alignment, ranks, steps, window.steps_of_run)) if steps else None
-    return _WindowResult(result, steps, recorded.problems)
+def _measure_window(window: Window, measure: Callable[[Analysis], Result]) -> _WindowResult[Result]:
+    analysis, steps, problems = window.analyse()
+    if analysis is None:
+        return _WindowResult(None, steps, problems)
+    return _WindowResult(measure(analysis), steps, problems, analysis.kept_model)
 
 
-def replay_analysis(analysis: Analysis, places: Places, scenarios: Sequence[Scenario]) -> ReplayedSteps:
-    """Replay the steps that count; ``places`` are of the statistics that the scenarios were made from."""
-    return place_program(analysis, places).replay(scenarios)
-
-
-def place_program(analysis: Analysis, places: Places) -> PlacedProgram:
-    """Return the steps that count, located in the statistics of the run."""
-    return PlacedProgram.of(analysis.replayed.run, analysis.program, places, analysis.work, analysis.transfers)
+def _read_model(analysis: Analysis, reading: Callable[[ObservedSteps], Result]) -> Result:
+    return reading(analysis.observed)
 
 
 def _in_order(
-    measure: Callable[[StepWindow], _WindowResult[Result]], windows: Iterable[StepWindow], workers: Workers
+    measure: Callable[[Window], _WindowResult[Result]], windows: Iterable[Window], workers: Workers
 ) -> Iterator[_WindowResult[Result]]:
     """Yield the result of each window, in order. Only as many windows exist at a time as keep all workers busy."""
     if workers.executor is None:
         yield from map(measure, windows)
         return
-    waiting: deque[tuple[StepWindow, Future[_WindowResult[Result]]]] = deque()
+    waiting: deque[tuple[Window, Future[_WindowResult[Result]]]] = deque()
     for window in windows:
         waiting.append((window, _submitted(measure, window, workers.executor)))
         if len(waiting) > 2 * workers.num_workers:
@@ -305,7 +440,7 @@ def _in_order(
 
 
 def _submitted(
-    measure: Callable[[StepWindow], _WindowResult[Result]], window: StepWindow, executor: Executor
+    measure: Callable[[Window], _WindowResult[Result]], window: Window, executor: Executor
 ) -> Future[_WindowResult[Result]]:
     try:
         return executor.submit(measure, window)
@@ -315,7 +450,7 @@ def _submitted(
         return failed
 
 
-def _result(window: StepWindow, future: Future[_WindowResult[Result]], workers: Workers) -> _WindowResult[Result]:
+def _result(window: Window, future: Future[_WindowResult[Result]], workers: Workers) -> _WindowResult[Result]:
     try:
         return future.result()
     except workers.deaths as error:

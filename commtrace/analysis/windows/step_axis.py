@@ -83,8 +83,8 @@ class StepAxis(NamedTuple):
         only = np.flatnonzero(is_known & (high - low == 1))
         place[only] = order[low[only]]
         for row in np.flatnonzero(is_known & (high - low > 1)).tolist():
-            own = order[low[row] : high[row]]
-            place[row] = own[max(int(np.searchsorted(own, begun[row], side="right")) - 1, 0)]
+            positions = order[low[row] : high[row]]
+            place[row] = positions[max(int(np.searchsorted(positions, begun[row], side="right")) - 1, 0)]
         return place
 
     def overlapping(self, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -94,10 +94,10 @@ class StepAxis(NamedTuple):
 
     def numbers(self, first: int, last: int) -> tuple[int, int]:
         """Return the lowest and the highest number that a row at these places can carry."""
-        own = number_of(self.number[max(first, 0) : last + 1])
+        numbers = number_of(self.number[max(first, 0) : last + 1])
         # Before the first step and after the last one there may be some that were never recorded to end.
-        is_first, is_last = first < 0 or not len(own), last >= len(self.number) - 1 or not len(own)
-        return 0 if is_first else int(own.min()), int(np.iinfo(np.int32).max) if is_last else int(own.max())
+        is_first, is_last = first < 0 or not len(numbers), last >= len(self.number) - 1 or not len(numbers)
+        return 0 if is_first else int(numbers.min()), int(np.iinfo(np.int32).max) if is_last else int(numbers.max())
 
     def times(self, first: int, last: int) -> tuple[int, int]:
         """Return the first and the last begin of rows that belong to these places by time alone, inclusive."""

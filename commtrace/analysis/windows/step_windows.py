@@ -92,8 +92,8 @@ def window_of(survey: Survey, choice: StepChoice, steps: Sequence[int]) -> StepW
 def steps_read(recorded: Run, ranks: Sequence[int], steps: Sequence[int]) -> tuple[int, ...]:
     """Return the steps that all of these ranks still have: files may have been deleted meanwhile."""
     spans = [recorded.ranks[rank].spans for rank in ranks]
-    numbers = [set(own.step[own.kind == schema.STEP].tolist()) for own in spans]
-    return tuple(step for step in steps if all(step in own for own in numbers))
+    numbers = [set(spans_of_rank.step[spans_of_rank.kind == schema.STEP].tolist()) for spans_of_rank in spans]
+    return tuple(step for step in steps if all(step in numbers_of_rank for numbers_of_rank in numbers))
 
 
 def analyse_window(
@@ -177,11 +177,11 @@ class _Cutter:
         for rank, trace in aligned.items():
             axis = StepAxis.of(trace.spans)
             place, part = _of_parts(axis.number, steps, part_of_step)
-            own = _Bounds.of(part, axis.start[place], axis.end[place], len(parts))
-            times[clocks[rank]] = times[clocks[rank]].around(own)
+            bounds = _Bounds.of(part, axis.start[place], axis.end[place], len(parts))
+            times[clocks[rank]] = times[clocks[rank]].around(bounds)
         ranks = {}
-        for rank, one in survey.ranks.items():
-            axis = StepAxis.of(one.trace.spans)
+        for rank, rank_survey in survey.ranks.items():
+            axis = StepAxis.of(rank_survey.trace.spans)
             place, part = _of_parts(axis.number, steps, part_of_step)
             around = _Bounds.of(part, place, place, len(parts))
             around = around.around(_Bounds(*StepAxis.of(aligned[rank].spans).overlapping(*times[clocks[rank]])))
@@ -189,18 +189,20 @@ class _Cutter:
                 around = _Bounds(*np.full((2, len(parts)), -1))
             part_of_place = np.full(len(axis.number) + 1, -1)
             part_of_place[place] = part
-            reach = axis.reach(one.far)
+            reach = axis.reach(rank_survey.far)
             ranks[rank] = _RankPlaces(axis, around, reach, part_of_place[reach.place])  # −1 reads the last entry
         return cls(survey, np.array(choice.used, np.int64), parts, ranks)
 
     def window(self, numbers: Sequence[int]) -> StepWindow:
         """Return the window of some parts."""
-        ranks = {rank: _part(one, self.ranks[rank], numbers) for rank, one in self.survey.ranks.items()}
+        ranks = {rank: _part(rank_survey, self.ranks[rank], numbers) for rank, rank_survey in self.survey.ranks.items()}
         # Rows that are read carry the numbers of these steps, if any.
-        near = np.unique(np.concatenate([own.step for part in ranks.values() for own in (part.trace.spans, part.far)]))
+        near = np.unique(
+            np.concatenate([rows.step for part in ranks.values() for rows in (part.trace.spans, part.far)])
+        )
         steps_of_run = near[_occur(near, self.used)]
-        own = tuple(step for number in numbers for step in self.parts[number])
-        return StepWindow(own, tuple(steps_of_run.tolist()), ranks, replace(self.survey.outline, ranks={}))
+        steps = tuple(step for number in numbers for step in self.parts[number])
+        return StepWindow(steps, tuple(steps_of_run.tolist()), ranks, replace(self.survey.outline, ranks={}))
 
 
 def _of_parts(numbers: Int32, steps: Int64, part_of_step: Int64) -> tuple[Int64, Int64]:
@@ -216,10 +218,10 @@ def _occur(numbers: Int32, steps: Int64) -> Bool:
     return np.asarray(steps[np.minimum(np.searchsorted(steps, numbers), len(steps) - 1)] == numbers)
 
 
-def _part(one: RankSurvey, places: _RankPlaces, numbers: Sequence[int]) -> RankPart:
+def _part(rank_survey: RankSurvey, places: _RankPlaces, numbers: Sequence[int]) -> RankPart:
     """Return the rows of a rank in some parts, and around them."""
-    axis, far, reach = places.axis, one.far, places.far
-    described = replace(one.trace, aggregates={}, anchors=(), device_states=())  # these grow with the run
+    axis, far, reach = places.axis, rank_survey.far, places.far
+    described = replace(rank_survey.trace, aggregates={}, anchors=(), device_states=())  # these grow with the run
     ranges = []
     for number in numbers:
         around = int(places.around.first[number]), int(places.around.last[number])
@@ -233,20 +235,27 @@ def _part(one: RankSurvey, places: _RankPlaces, numbers: Sequence[int]) -> RankP
             ranges.append((first, last))
     if not ranges:
         return RankPart(
-            replace(described, spans=Spans.empty()), one.segments[:1], (), one.repeated, places=(), far=Spans.empty()
+            replace(described, spans=Spans.empty()),
+            rank_survey.segments[:1],
+            (),
+            rank_survey.repeated,
+            places=(),
+            far=Spans.empty(),
         )
     inside = _within(reach.place, ranges)
     touching = np.any([(reach.first <= last) & (reach.last >= first) for first, last in ranges], axis=0)
-    begin, steps = _steps_between(one.trace.spans, axis, min(ranges)[0] - 1, max(last for _, last in ranges) + 2)
-    holding = [one.extents.holding(*axis.numbers(*places), *axis.times(*places)) for places in ranges]
-    extents = one.extents.take(np.unique(np.concatenate(holding)))
+    begin, steps = _steps_between(
+        rank_survey.trace.spans, axis, min(ranges)[0] - 1, max(last for _, last in ranges) + 2
+    )
+    holding = [rank_survey.extents.holding(*axis.numbers(*places), *axis.times(*places)) for places in ranges]
+    extents = rank_survey.extents.take(np.unique(np.concatenate(holding)))
     first_segment = min((extent.segment for extent in extents), default=0)
     last_segment = max((extent.segment for extent in extents), default=0)
     return RankPart(
         trace=replace(described, spans=steps),
-        segments=one.segments[first_segment : last_segment + 1],
+        segments=rank_survey.segments[first_segment : last_segment + 1],
         extents=tuple(extent._replace(segment=extent.segment - first_segment) for extent in extents),
-        repeated=one.repeated,
+        repeated=rank_survey.repeated,
         places=tuple((first - begin, last - begin) for first, last in ranges),
         far=far.take(touching & ~inside),
     )
@@ -254,12 +263,12 @@ def _part(one: RankSurvey, places: _RankPlaces, numbers: Sequence[int]) -> RankP
 
 def _steps_between(outline: Spans, axis: StepAxis, first: int, end: int) -> tuple[int, Spans]:
     """Return the steps at these places, and the place of the first one of them."""
-    own = axis.start[max(first, 0) : end]
-    if not len(own):
+    starts = axis.start[max(first, 0) : end]
+    if not len(starts):
         return max(first, 0), Spans.empty()
-    rows = slice(*np.searchsorted(outline.start, [own[0], own[-1] + 1]).tolist())
+    rows = slice(*np.searchsorted(outline.start, [starts[0], starts[-1] + 1]).tolist())
     between = outline.take(rows)
-    return int(np.searchsorted(axis.start, own[0])), between.take(np.flatnonzero(between.kind == schema.STEP))
+    return int(np.searchsorted(axis.start, starts[0])), between.take(np.flatnonzero(between.kind == schema.STEP))
 
 
 def _within(places: Int64, ranges: Sequence[tuple[int, int]]) -> Bool:

@@ -122,25 +122,36 @@ def survey_run(files: RunFiles, executor: Executor | None = None) -> Survey:
         TraceFormatError: the files were written by an incompatible commtrace.
     """
     directory, segments, problems = files.directory, files.segments, [*files.problems]
-    clocks = {rank: (own[0].metadata.node, own[0].metadata.boot_id) for rank, own in segments.items()}
+    clocks = {
+        rank: (segments_of_rank[0].metadata.node, segments_of_rank[0].metadata.boot_id)
+        for rank, segments_of_rank in segments.items()
+    }
     look, every = partial(survey_rank, clocks=clocks), executor.map if executor else map
-    found = {one.trace.rank: one.narrowed() for one in every(look, [*segments.values()]) if len(one.extents)}
-    if not found:
+    surveys = {
+        rank_survey.trace.rank: rank_survey.narrowed()
+        for rank_survey in every(look, [*segments.values()])
+        if len(rank_survey.extents)
+    }
+    if not surveys:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     names: list[str] = []
-    ranks = {rank: _recoded(found[rank], names).narrowed() for rank in sorted(found)}
-    problems += [sentence for one in ranks.values() for sentence in one.problems]
-    traces = {rank: one.trace for rank, one in ranks.items()}
+    ranks = {rank: _recoded(surveys[rank], names).narrowed() for rank in sorted(surveys)}
+    problems += [sentence for rank_survey in ranks.values() for sentence in rank_survey.problems]
+    traces = {rank: rank_survey.trace for rank, rank_survey in ranks.items()}
     problems += missing_ranks(traces, directory)
-    problems += [sentence for one in ranks.values() for sentence in missing_segments([*one.segments], one.trace)]
+    problems += [
+        sentence
+        for rank_survey in ranks.values()
+        for sentence in missing_segments([*rank_survey.segments], rank_survey.trace)
+    ]
     outline = Run(directory, traces, names, tuple(map(printable, problems)))
-    outline = with_classes(outline, {rank: one.flow for rank, one in ranks.items()})
-    ranks = {rank: replace(one, trace=outline.ranks[rank]) for rank, one in ranks.items()}
+    outline = with_classes(outline, {rank: rank_survey.flow for rank, rank_survey in ranks.items()})
+    ranks = {rank: replace(rank_survey, trace=outline.ranks[rank]) for rank, rank_survey in ranks.items()}
     return Survey(
         outline=outline,
-        ranks={rank: one.for_windows() for rank, one in ranks.items()},
+        ranks={rank: rank_survey.for_windows() for rank, rank_survey in ranks.items()},
         alignment=align(_clock_run(outline, ranks) if len(set(clocks.values())) > 1 else outline),
-        rows_of_step=RowsOfSteps.sum([one.rows_of_step for one in ranks.values()]),
+        rows_of_step=RowsOfSteps.sum([rank_survey.rows_of_step for rank_survey in ranks.values()]),
     )
 
 
@@ -259,8 +270,8 @@ class _Collected:
     def _keep(self, spans: Spans, axis: StepAxis) -> None:
         """Keep rows that reach far, or wait for input between steps."""
         reach = axis.reach(spans)
-        other = spans.kind != schema.STEP
-        _append(self.far, spans.take(other & ((reach.last - reach.place > 1) | (reach.place - reach.first > 1))))
+        is_no_step = spans.kind != schema.STEP
+        _append(self.far, spans.take(is_no_step & ((reach.last - reach.place > 1) | (reach.place - reach.first > 1))))
         _append(self.outline, spans.take((spans.kind == schema.DATA) & ~_within_a_step(axis, spans)))
 
     def _keep_for_clocks(self, spans: Spans, trace: RankTrace) -> None:
@@ -279,8 +290,8 @@ class _Collected:
             ),
             MOST_ENDS,
         )
-        own = self.clocks[self.rank]
-        elsewhere = np.array([rank for rank, clock in self.clocks.items() if clock != own])
+        clock_of_rank = self.clocks[self.rank]
+        elsewhere = np.array([rank for rank, clock in self.clocks.items() if clock != clock_of_rank])
         self.messages = self.messages.plus(
             spans.take(known & (spans.kind == schema.P2P) & np.isin(spans.peer, elsewhere)), MOST_MESSAGES
         )
@@ -305,35 +316,35 @@ def _within_a_step(axis: StepAxis, spans: Spans) -> Bool:
     return (at >= 0) & (spans.end <= axis.end[np.maximum(at, 0)])
 
 
-def _recoded(one: RankSurvey, names: list[str]) -> RankSurvey:
+def _recoded(rank_survey: RankSurvey, names: list[str]) -> RankSurvey:
     """Return the survey with codes that index ``names``, to which new names are added."""
     position = {name: code for code, name in enumerate(names)}
-    for name in one.names:
+    for name in rank_survey.names:
         if name not in position:
             position[name] = len(names)
             names.append(name)
-    code = np.array([*(position[name] for name in one.names), schema.NOT_APPLICABLE], np.int32)
+    code = np.array([*(position[name] for name in rank_survey.names), schema.NOT_APPLICABLE], np.int32)
 
     def recoded(spans: Spans) -> Spans:
         return spans.replace(name=code[spans.name], dtype=code[spans.dtype])  # −1 reads the last entry
 
     return replace(
-        one,
-        trace=replace(one.trace, spans=recoded(one.trace.spans)),
-        far=recoded(one.far),
-        ends=replace(one.ends, spans=recoded(one.ends.spans)),
-        messages=replace(one.messages, spans=recoded(one.messages.spans)),
+        rank_survey,
+        trace=replace(rank_survey.trace, spans=recoded(rank_survey.trace.spans)),
+        far=recoded(rank_survey.far),
+        ends=replace(rank_survey.ends, spans=recoded(rank_survey.ends.spans)),
+        messages=replace(rank_survey.messages, spans=recoded(rank_survey.messages.spans)),
         names=names,
     )
 
 
 def _clock_run(outline: Run, ranks: Mapping[int, RankSurvey]) -> Run:
     """Return the run with the rows that clocks are fitted by, and the first row of each rank."""
-    ends = _together([one.ends for one in ranks.values()], MOST_ENDS)
-    messages = _together([one.messages for one in ranks.values()], MOST_MESSAGES)
+    ends = _together([rank_survey.ends for rank_survey in ranks.values()], MOST_ENDS)
+    messages = _together([rank_survey.messages for rank_survey in ranks.values()], MOST_MESSAGES)
     traces = {
-        rank: replace(trace, spans=Spans.concatenate([trace.spans.take(slice(0, 1)), *own]))
-        for (rank, trace), *own in zip(outline.ranks.items(), ends, messages, strict=True)
+        rank: replace(trace, spans=Spans.concatenate([trace.spans.take(slice(0, 1)), *further_rows]))
+        for (rank, trace), *further_rows in zip(outline.ranks.items(), ends, messages, strict=True)
     }
     return replace(outline, ranks=traces)
 

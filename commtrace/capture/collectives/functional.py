@@ -92,8 +92,8 @@ def _members(sizes: list[int], tensors: Sequence[torch.Tensor]) -> FunctionalPay
 def _splits(arguments: Arguments, process_group: ProcessGroup) -> FunctionalPayload:
     tensor, splits = arguments[0], [int(split) for split in arguments[2]]
     rows = tensor.size(0)
-    own = tensor.nbytes // rows * splits[process_group.rank()] if splits and rows else 0
-    return tensor.nbytes, own if splits else NO_SELF_BYTES, tensor.dtype, None
+    self_bytes = tensor.nbytes // rows * splits[process_group.rank()] if splits and rows else 0
+    return tensor.nbytes, self_bytes if splits else NO_SELF_BYTES, tensor.dtype, None
 
 
 _ALL_REDUCE: Final = OPERATIONS["allreduce"]

@@ -239,9 +239,9 @@ class GroupRegistry:
 
     def state(self, process_group: ProcessGroup) -> GroupState:
         """Return the state of a group, registering it if it is new. The fast path is ``states.get(id(group))``."""
-        found = self.states.get(id(process_group))
-        if found is not None:
-            return found
+        state = self.states.get(id(process_group))
+        if state is not None:
+            return state
         with self._lock:
             self.register_known_groups()
             return self.states.get(id(process_group)) or self._register(process_group)

@@ -233,9 +233,9 @@ def _tensor(values: Iterable[object], nesting: int) -> torch.Tensor | None:
         if isinstance(value, torch.Tensor):
             return value
         if nesting and isinstance(value, (list, tuple)):
-            found = _tensor(value, nesting - 1)
-            if found is not None:
-                return found
+            tensor = _tensor(value, nesting - 1)
+            if tensor is not None:
+                return tensor
     return None
 
 

@@ -30,8 +30,8 @@ def find_invisible(modules: Modules | None = None) -> dict[str, str]:
 
 def _held(modules: Modules, module: str, name: str) -> object:
     # By __dict__: a lazy module would import the name on access.
-    found = modules.get(module)
-    return None if found is None else vars(found).get(name)
+    imported = modules.get(module)
+    return None if imported is None else vars(imported).get(name)
 
 
 def _user_buffers(modules: Modules) -> str | None:
@@ -53,9 +53,9 @@ def _nccl_ep(modules: Modules) -> str | None:
 
 
 def _symmetric_memory(modules: Modules) -> str | None:
-    own = "torch.distributed._symmetric_memory"
+    symmetric_memory = "torch.distributed._symmetric_memory"
     names = ("_group_name_to_store", "_group_name_to_workspace_tensor", "_symm_mem_pools")
-    return ACTIVE if any(_held(modules, own, name) for name in names) else None
+    return ACTIVE if any(_held(modules, symmetric_memory, name) for name in names) else None
 
 
 def _nvshmem(modules: Modules) -> str | None:

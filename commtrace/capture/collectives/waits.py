@@ -238,8 +238,8 @@ class FutureWaits:
         if self._devices is not None:
             self._devices.future_taken(work)
         key = id(work)
-        found = self._pending.get(key)
-        return None if found is None or found[2]() is not work else _OfWork(key, found)
+        pending = self._pending.get(key)
+        return None if pending is None or pending[2]() is not work else _OfWork(key, pending)
 
     def _mark(self) -> Mark:
         return now_ns() if self._devices is None else self._devices.mark()
@@ -312,4 +312,4 @@ class FutureWaits:
 def subclasses(owner: type) -> list[type]:
     """Return the direct and indirect subclasses."""
     children: list[type] = owner.__subclasses__()
-    return [found for child in children for found in (child, *subclasses(child))]
+    return [subclass for child in children for subclass in (child, *subclasses(child))]

@@ -194,10 +194,10 @@ class CudaClock:
             device = current
         pool = self._pools.get(device)
         if pool is None:
-            found = self._device_in_use(device)
-            if found is None:
+            device_in_use = self._device_in_use(device)
+            if device_in_use is None:
                 return self.host_ns()
-            device = found
+            device = device_in_use
             pool = self._pools.setdefault(device, deque())
         if cuda.is_current_stream_capturing():
             return self.host_ns()
@@ -277,8 +277,8 @@ class CudaClock:
 
     @property
     def event_type(self) -> type:
-        found: type = self._cuda.Event
-        return found
+        event_type: type = self._cuda.Event
+        return event_type
 
     @property
     def used_device(self) -> int | None:

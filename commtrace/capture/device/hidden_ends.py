@@ -262,11 +262,11 @@ def match_durations(calls: Sequence[Handed], entries: Sequence[DumpEntry]) -> di
     groups: dict[str, list[DumpEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry)
-    created = {group: [entry.created_ns for entry in own] for group, own in groups.items()}
+    created = {group: [entry.created_ns for entry in entries_of_group] for group, entries_of_group in groups.items()}
     batches: dict[int, list[Handed]] = {}
     for call in calls:
         batches.setdefault(call.batch, []).append(call)
-    found: dict[int, int] = {}
+    durations: dict[int, int] = {}
     returned: dict[str, int] = {}  # by group: when the call before had been handed on
     for members in sorted(batches.values(), key=_launched_at):
         first, last = _launched_at(members), max(call.returned_at for call in members)
@@ -276,14 +276,14 @@ def match_durations(calls: Sequence[Handed], entries: Sequence[DumpEntry]) -> di
         if group not in groups or first < kept_since or not last:
             continue
         begin, end = bisect_left(created[group], first), bisect_right(created[group], last)
-        own = groups[group][begin:end]
-        if not own and begin and max(before, first - _BETWEEN_HOOKS_NS) < created[group][begin - 1]:
-            own = groups[group][begin - 1 : begin]
+        candidates = groups[group][begin:end]
+        if not candidates and begin and max(before, first - _BETWEEN_HOOKS_NS) < created[group][begin - 1]:
+            candidates = groups[group][begin - 1 : begin]
         if len(members) > 1:
-            own = [entry for entry in own if entry.duration_ns is not None]
-        if len(own) == 1 and own[0].duration_ns is not None:
-            found.update((call.id, own[0].duration_ns) for call in members)
-    return found
+            candidates = [entry for entry in candidates if entry.duration_ns is not None]
+        if len(candidates) == 1 and candidates[0].duration_ns is not None:
+            durations.update((call.id, candidates[0].duration_ns) for call in members)
+    return durations
 
 
 def _launched_at(members: Sequence[Handed]) -> int:

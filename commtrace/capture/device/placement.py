@@ -268,37 +268,37 @@ def _with_measured_ends(launches: _Launches, order: _Order, was_idle: Bool) -> t
     the one before it on that stream.
     """
     rows = np.flatnonzero((launches.queue & 1) == 0)
-    own = launches.take(rows)
-    known, launch, new = own.end_exact, own.start, ~own.is_placed
+    on_communicator = launches.take(rows)
+    known, launch, new = on_communicator.end_exact, on_communicator.start, ~on_communicator.is_placed
     gaps = np.cumsum(~order.follows)[rows]  # rows without one between them are all there is
     follows = np.zeros(len(rows), np.bool_)
     follows[1:] = gaps[1:] == gaps[:-1]
     follows_idle = was_idle[rows]
-    follows_idle[1:] |= follows[1:] & (own.end[:-1] <= launch[1:])
+    follows_idle[1:] |= follows[1:] & (on_communicator.end[:-1] <= launch[1:])
 
     # A chain begins with a known end. The end of each that goes on is max(launch, end before) + duration, which is
     # the largest of all launches so far plus the durations since.
-    is_measured = new & (own.duration >= 0)
+    is_measured = new & (on_communicator.duration >= 0)
     begins = known | follows_idle | ~(is_measured & follows)
     chain = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)[chain]
     is_first_known = known | (follows_idle & is_measured)
-    first_end = np.where(known, own.end, launch + own.duration)
-    elapsed = np.cumsum(np.where(begins, 0, own.duration))
+    first_end = np.where(known, on_communicator.end, launch + on_communicator.duration)
+    elapsed = np.cumsum(np.where(begins, 0, on_communicator.duration))
     elapsed -= elapsed[first]
-    since = np.where(begins, first_end, launch - (elapsed - own.duration))
+    since = np.where(begins, first_end, launch - (elapsed - on_communicator.duration))
     chained_end = elapsed + _running(np.maximum, since, chain)
     # One that would end behind its upper bound is refused: behind it, nothing is known.
     is_chained = is_first_known[first] & ~known
-    refused = np.cumsum(is_chained & (chained_end > own.end + SHORTEST_STALL_NS))
+    refused = np.cumsum(is_chained & (chained_end > on_communicator.end + SHORTEST_STALL_NS))
     accepted = is_chained & (refused == np.where(first > 0, refused[first - 1], 0))
 
-    end, known = np.where(accepted, chained_end, own.end), known | accepted
+    end, known = np.where(accepted, chained_end, on_communicator.end), known | accepted
     end_before = np.where(follows, np.roll(end, 1), 0)
     is_start_known = follows_idle | (follows & np.roll(known, 1))
     reached = np.maximum(launch, np.where(follows_idle, 0, end_before))
     measured_end = np.full(len(order.follows), UNMEASURED, np.int64)
-    measured_end[rows] = np.where(is_measured & is_start_known, reached + own.duration, UNMEASURED)
+    measured_end[rows] = np.where(is_measured & is_start_known, reached + on_communicator.duration, UNMEASURED)
 
     all_ends, all_known, timing = launches.end.copy(), launches.end_exact.copy(), launches.timing.copy()
     all_ends[rows], all_known[rows] = end, known

@@ -147,9 +147,9 @@ class SetupRecording:
         return self._identity.launched_place()
 
     def _open(self, place: Place) -> None:
-        found = self._identity.on_its_own(place)
-        metadata = identity.collect(self._config, found)
-        directory = identity.directory(self._config, found.run_id)
+        agreed = self._identity.on_its_own(place)
+        metadata = identity.collect(self._config, agreed)
+        directory = identity.directory(self._config, agreed.run_id)
         if self._is_in_use(rank_directory(directory, metadata.rank), metadata):
             # By the same rank of another world, which has joined: readers would take this recording for the newer one.
             directory = directory.with_name(f"{directory.name}-joining")
@@ -169,10 +169,10 @@ class SetupRecording:
         times = {"no_progress_ns": quiet, "again_within_ns": interval + _LATENESS_NS}
         self._writer.write([mark_row("activity", {**activity.to_json(), **times})])
 
-    def _is_in_use(self, folder: Path, own: RankMetadata) -> bool:
+    def _is_in_use(self, folder: Path, metadata: RankMetadata) -> bool:
         """Return whether another process of this host, which lives, records in the folder of a rank."""
         newest = read_header(self._files.call(head_of_newest, folder))
         if newest is None:
             return False
-        is_other = (newest.host, newest.boot_id) == (own.host, own.boot_id) and newest.pid != own.pid
+        is_other = (newest.host, newest.boot_id) == (metadata.host, metadata.boot_id) and newest.pid != metadata.pid
         return is_other and bool(newest.world) and process_state(newest) not in (None, GONE)

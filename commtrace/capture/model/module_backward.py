@@ -96,8 +96,8 @@ class BackwardSpans:
             stack = self._open.pop(task, None)
             if stack:
                 end = tracer.clock.mark()
-                for name, _, _, place, start in reversed(stack):
-                    tracer.append((self.make_rows, schema.MODULE, name, place, start, end))
+                for name, _, _, coordinates, start in reversed(stack):
+                    tracer.append((self.make_rows, schema.MODULE, name, coordinates, start, end))
         except Exception as error:
             self._tracer.failed(self._part, error)
 
@@ -145,8 +145,8 @@ def _hooks(
                 return
             now = mark()
             while stack and stack[-1][1] > number:
-                name, _, _, place, start = stack.pop()
-                entry = (make_rows, kind, name, place, start, now)
+                name, _, _, coordinates, start = stack.pop()
+                entry = (make_rows, kind, name, coordinates, start, now)
                 if len(buffer) < capacity:
                     buffer.append(entry)
                 else:
@@ -190,32 +190,32 @@ def attach(tensor: Any, node: Node, hook: Hook) -> None:
         hooks[KEY] = hook
         return
     key = hook if KEY in hooks else KEY
-    others = list(hooks.items())
+    earlier_hooks = list(hooks.items())
     hooks.clear()  # autograd goes by the order of insertion, which move_to_end() does not change
     hooks[key] = hook
-    hooks.update(others)
+    hooks.update(earlier_hooks)
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     if len(values) == 1 and type(values[0]) is _Tensor:
         return list(values)
-    found: list[torch.Tensor] = []
-    _collect(values, found, _MOST_NESTING)
-    return found
+    tensors: list[torch.Tensor] = []
+    _collect(values, tensors, _MOST_NESTING)
+    return tensors
 
 
-def _collect(values: Iterable[Any], found: list[torch.Tensor], nesting: int) -> None:
+def _collect(values: Iterable[Any], tensors: list[torch.Tensor], nesting: int) -> None:
     for value in values:
         kind = type(value)
         if kind is _Tensor or issubclass(kind, _Tensor):
-            found.append(value)
+            tensors.append(value)
         elif nesting and issubclass(kind, (list, tuple)):
-            _collect(value, found, nesting - 1)
+            _collect(value, tensors, nesting - 1)
         elif nesting and issubclass(kind, dict):
-            _collect(value.values(), found, nesting - 1)
+            _collect(value.values(), tensors, nesting - 1)
         elif nesting and is_dataclass(kind):
-            _collect(getattr(value, "__dict__", {}).values(), found, nesting - 1)
-        if len(found) >= _MOST_TENSORS:
+            _collect(getattr(value, "__dict__", {}).values(), tensors, nesting - 1)
+        if len(tensors) >= _MOST_TENSORS:
             return
 
 

@@ -155,12 +155,12 @@ class ModuleSpans:
         self._choice = None
         self._looks_left = 0
         self._stop_listening()
-        for owner, (own, replacement) in self._patched.items():
+        for owner, (original, replacement) in self._patched.items():
             if owner.__dict__.get("_call_impl") is replacement:
-                if own is None:
+                if original is None:
                     del owner._call_impl  # type: ignore[attr-defined]
                 else:
-                    owner._call_impl = own  # type: ignore[attr-defined]
+                    owner._call_impl = original  # type: ignore[attr-defined]
         self._patched.clear()
         for reference, compiled, wrapper in self._compiled:
             module = reference()
@@ -245,26 +245,26 @@ class ModuleSpans:
     def _patch(self, owner: type) -> None:
         if owner in self._patched:
             return
-        own = owner.__dict__.get("_call_impl")
+        original = owner.__dict__.get("_call_impl")
         replacement = self._made.get(owner)
         if replacement is None:
             # Kept: graphs that were compiled while it was in place are valid as long as it is the same.
             replacement = self._made[owner] = self._calls.wrap(self._original(owner))
             leave_to_python(replacement)
-        self._patched[owner] = (own, replacement)
+        self._patched[owner] = (original, replacement)
         # Of the class: modules stay as they were, so copies, pickles and replicas of them are right, and not recorded.
         owner._call_impl = replacement  # type: ignore[attr-defined]
         # Again: a signal's handler may have cleared everything in between.
-        self._patched[owner] = (own, replacement)
+        self._patched[owner] = (original, replacement)
 
     def _original(self, owner: type) -> Callable[..., object]:
         for base in owner.__mro__:
             if base in self._patched and self._patched[base][0] is None:
                 continue
-            found: Callable[..., object] | None = base.__dict__.get("_call_impl")
-            own = self._patched[base][0] if base in self._patched else found
-            if own is not None:
-                return own
+            call_impl: Callable[..., object] | None = base.__dict__.get("_call_impl")
+            original = self._patched[base][0] if base in self._patched else call_impl
+            if original is not None:
+                return original
         raise AttributeError(f"{owner.__name__} has no _call_impl")
 
 
@@ -292,8 +292,8 @@ def placed_modules(models: list[torch.nn.Module]) -> Iterator[PlacedModule]:
     seen: set[int] = set()
     main = type(_unwrapped(models[0])[-1]) if models else None
     for model in models:
-        own = type(_unwrapped(model)[-1])
-        yield from _below(model, own.__name__, "" if own is main else f"{own.__name__}.", 0, seen)
+        model_type = type(_unwrapped(model)[-1])
+        yield from _below(model, model_type.__name__, "" if model_type is main else f"{model_type.__name__}.", 0, seen)
 
 
 def _below(module: torch.nn.Module, name: str, prefix: str, depth: int, seen: set[int]) -> Iterator[PlacedModule]:

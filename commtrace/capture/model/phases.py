@@ -103,13 +103,13 @@ class PhaseCapture:
 
     def _hook_loader(self, module: ModuleType) -> None:
         # Every class that has a __next__ or makes such an iterator; nested ones count once.
-        for found in list(vars(module).values()):
-            if not isinstance(found, type) or found.__module__ != module.__name__:
+        for loader_type in list(vars(module).values()):
+            if not isinstance(loader_type, type) or loader_type.__module__ != module.__name__:
                 continue
-            if found.__name__.endswith("Iter"):
-                self._hooks.replace(found, "__next__", self._waiting(schema.DATA, "next batch"))
-            elif found.__name__.endswith("DataLoader"):
-                self._hooks.replace(found, "__iter__", self._waiting(schema.DATA, "start of loader"))
+            if loader_type.__name__.endswith("Iter"):
+                self._hooks.replace(loader_type, "__next__", self._waiting(schema.DATA, "next batch"))
+            elif loader_type.__name__.endswith("DataLoader"):
+                self._hooks.replace(loader_type, "__iter__", self._waiting(schema.DATA, "start of loader"))
 
     def _hook_serialization(self, module: ModuleType) -> None:
         # torch.save and torch.load look them up late.

@@ -156,11 +156,11 @@ class StepFinder:
 
     def trains(self, model: torch.nn.Module) -> bool:
         """Return whether an optimizer steps parameters of this model only, so that it is all that is trained."""
-        own = {id(parameter) for parameter in model.parameters()}
+        parameters = {id(parameter) for parameter in model.parameters()}
         for reference in tuple(self._references.values()):
             groups = getattr(reference(), "param_groups", None) or ()
             stepped = {id(parameter) for group in groups for parameter in group["params"]}
-            if stepped and stepped <= own:
+            if stepped and stepped <= parameters:
                 return True
         return False
 

@@ -17,7 +17,7 @@ from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.pipeline.observed import Pipeline, PipelineTotals, pipeline_totals, pipeline_with_causes
 from commtrace.analysis.stragglers.list_of_findings import findings_of_run
 from commtrace.analysis.stragglers.search import MeasuredWork, measure_work
-from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
+from commtrace.analysis.windows.run import OpenedRun, open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     AttemptOption,
@@ -103,7 +103,7 @@ def _measure(analysis: Analysis) -> _PipelineSums:
     return _PipelineSums(pipeline_totals(analysis.run, analysis.matches, analysis.roles), measure_work(analysis))
 
 
-def _judge(run: WholeRun | LargeRun) -> tuple[Pipeline | None, tuple[Finding, ...]]:
+def _judge(run: OpenedRun) -> tuple[Pipeline | None, tuple[Finding, ...]]:
     measured = run.measure(_measure).result
     work = measured.work.joined()
     found = pipeline_with_causes(run, measured.totals, work.steps)

@@ -80,7 +80,7 @@ def report(
         most_steps = None if steps else most_steps_drawn(run)
         durations = step_durations(run.aligned, run.steps.used)
         drawn = sorted(steps_to_draw(durations, most_steps))
-        analysis = run.read_steps(drawn)
+        analysis = run.analyse_steps(drawn)
         timeline = Timeline.of_analysis(analysis)
         page = render(
             summary,

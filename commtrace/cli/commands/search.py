@@ -133,7 +133,7 @@ def search(
     recorded = run.recorded
     world_size = max(trace.metadata.world_size for trace in recorded.ranks.values())
     model, layout, notes = _job(job, world_size) if job else recorded_job(recorded)
-    drawn = run.read_steps(steps_drawn(run.steps.used, len(run.aligned.ranks)))
+    drawn = run.analyse_steps(steps_drawn(run.steps.used, len(run.aligned.ranks)))
     costs = measure_costs(StepModel.observed(drawn), model, layout)
     links = costs.links.with_given(given, None if baseline is None else read_baseline(baseline))
     predictor = Predictor(costs, gpus_per_node or costs.gpus_per_node, links)

@@ -29,7 +29,7 @@ from commtrace.analysis.prediction.changes import (
 from commtrace.analysis.prediction.predict import TARGET_ERROR, Outcome, Prediction, predict, steps_drawn
 from commtrace.analysis.prediction.predicted_run import predicted_ranks
 from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.windows.run import LargeRun, WholeRun, open_run
+from commtrace.analysis.windows.run import OpenedRun, open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, JsonOption, RunsArgument, StepsOption, run_directory
 from commtrace.cli.output import milliseconds, wide_console
 from commtrace.cli.views import run_line
@@ -187,7 +187,7 @@ def whatif(
         console.print(f"What would help: {escape(_next_command(analysis, outcome, run))}", style="dim")
 
 
-def predict_for_page(opened: WholeRun | LargeRun, question: Question, directory: Path) -> Mapping[str, object]:
+def predict_for_page(opened: OpenedRun, question: Question, directory: Path) -> Mapping[str, object]:
     """Answer a question of the page as ``--json`` does, and write the predicted steps into a new directory."""
     outcome = _outcome(_read(opened), question.changes, question.without_slow_rank)
     write_predicted(outcome, directory)
@@ -214,15 +214,15 @@ def _with_recorded_layers(changes: Changes, run: Run) -> Changes:
     return replace(changes, layers_before=tuple(recorded.layout.stage_sizes(recorded.model)))
 
 
-def _read(opened: WholeRun | LargeRun) -> Analysis:
-    return opened.read_steps(steps_drawn(opened.steps.used, len(opened.aligned.ranks)))
+def _read(opened: OpenedRun) -> Analysis:
+    return opened.analyse_steps(steps_drawn(opened.steps.used, len(opened.aligned.ranks)))
 
 
 def _outcome(analysis: Analysis, changes: Changes, without_slow_rank: Sequence[str]) -> Outcome:
     return predict(analysis, changes.with_slow_ranks(_slow_ranks(without_slow_rank, analysis)))
 
 
-def _answer(opened: WholeRun | LargeRun, prediction: Prediction) -> JsonObject:
+def _answer(opened: OpenedRun, prediction: Prediction) -> JsonObject:
     return {"verdict": verdict_text(prediction), **prediction.to_json(), "problems": list(opened.recorded.problems)}
 
 

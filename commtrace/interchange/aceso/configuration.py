@@ -165,7 +165,7 @@ def read_aceso_job(path: Path) -> tuple[AcesoJob, dict[str, msgspec.Raw]]:
             "global_batch_size, as in the JSON files of Aceso"
         ) from error
     check_sizes(str(path), job.num_layers, job.global_batch_size)
-    divided = {one.name for one in fields(AcesoConfiguration)} - {one.name for one in fields(AcesoJob)}
+    divided = {field.name for field in fields(AcesoConfiguration)} - {field.name for field in fields(AcesoJob)}
     return job, {name: size for name, size in sizes.items() if name not in divided | _FOLLOW}
 
 
@@ -204,7 +204,7 @@ def read_aceso_configuration(path: Path) -> AcesoConfiguration:
     positive = [
         *configuration.num_gpus,
         configuration.micro_batch_size,
-        *(one for rows in lists[:2] for row in rows for one in row),
+        *(value for rows in lists[:2] for row in rows for value in row),
     ]
     if min(positive) < 1 or configuration.global_batch_size < configuration.micro_batch_size:
         raise ConfigurationError(f"{path}: sizes below 1, or a global batch below the microbatch")

@@ -108,11 +108,11 @@ class OperatorChain:
         high = self.slowest_ms(best.ends, best.recomputed)
         for _ in range(_ROUNDS):
             middle = (low + high) / 2
-            found = self._placed(stages, limit_mib, middle)
-            if found is None:
+            division = self._placed(stages, limit_mib, middle)
+            if division is None:
                 low = middle
             else:
-                best, high = found, middle
+                best, high = division, middle
         return best
 
     def _placed(self, stages: int, limit_mib: float, limit_ms: float) -> Division | None:
@@ -205,12 +205,12 @@ class OperatorChain:
         return _Pattern(recomputed, _running(again), _running(np.append(dropped, 0.0)), groups)
 
     def _flags_by_price(self) -> list[Bool]:
-        found = [np.zeros(len(self.names), np.bool_)]
+        flags_by_price = [np.zeros(len(self.names), np.bool_)]
         for price in _PRICES_MS_PER_MIB:
             flags = self._worth_recomputing(price)
-            if not np.array_equal(flags, found[-1]):
-                found.append(flags)
-        return found
+            if not np.array_equal(flags, flags_by_price[-1]):
+                flags_by_price.append(flags)
+        return flags_by_price
 
     def _worth_recomputing(self, price: float) -> Bool:
         """Return the operators whose second forward costs less than what is then not kept: the best of all choices.

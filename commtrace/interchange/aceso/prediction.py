@@ -110,8 +110,8 @@ def predict(profile: AcesoProfile, configuration: AcesoConfiguration, gpus_per_n
     return AcesoPrediction(
         model=profile.model,
         stages=tuple(predictions),
-        iteration_ms=max(one.iteration_ms for one in predictions),
-        memory_mib=max(one.memory_mib for one in predictions),
+        iteration_ms=max(prediction.iteration_ms for prediction in predictions),
+        memory_mib=max(prediction.memory_mib for prediction in predictions),
         our_iteration_ms=_replayed_ms(measured, times, m) + max(known_ms, default=0.0),
         our_gradients_ms=max(known_ms, default=0.0),
         our_memory_mib=max(
@@ -127,7 +127,7 @@ def _notes(profile: AcesoProfile, measured: Sequence[_AcesoStage], between_nodes
         yield (
             "Messages between nodes were not profiled (p2p_inter_node.csv): they take what messages within a node take."
         )
-    for ranks in {one for stage in measured for one in stage.data_parallel_sizes()}:
+    for ranks in {size for stage in measured for size in stage.data_parallel_sizes()}:
         like = profile.gathered_like(ranks)
         if profile.ring_bandwidth(ranks) is None:
             yield "Nothing in the profile tells the time of adding up gradients: ours leaves it out."
@@ -180,7 +180,7 @@ def _placement(operator: PlacedOperator, *, is_input: bool) -> _Placement | None
     if name in ("enc-attention-qkv", "enc-MLP-GEMM-1", "enc-attention-dense", "enc-MLP-GEMM-2"):
         divides_columns = (operator.case.algorithm == 0) == (name in ("enc-attention-qkv", "enc-MLP-GEMM-1"))
         return replicated if is_input == divides_columns else by_columns
-    other = {
+    others = {
         "enc-attention-score": by_columns if is_input else scores,
         "enc-attention-softmax": scores,
         "enc-attention-dropout": scores,
@@ -189,7 +189,7 @@ def _placement(operator: PlacedOperator, *, is_input: bool) -> _Placement | None
         "gpt-post-process": batch_first,
         "final-layernorm": replicated if is_input else batch_first,
     }
-    return other.get(name, replicated)
+    return others.get(name, replicated)
 
 
 def _change(before: PlacedOperator, after: PlacedOperator) -> _Change | None:
@@ -224,7 +224,7 @@ class _AcesoStage:
     def times_ms(self) -> tuple[float, float, float, float, float]:
         """Return forward, backward, recomputed forward, incoming and outgoing messages of one microbatch."""
         redivided_forward_ms, redivided_backward_ms = self.redivided_ms()
-        again = (cost.forward_us for one, cost in self._both() if one.is_recomputed)
+        again = (cost.forward_us for operator, cost in self._both() if operator.is_recomputed)
         return (
             sum(cost.forward_us for cost in self._costs) / 1000,
             sum(cost.backward_us for cost in self._costs) / 1000,
@@ -260,9 +260,9 @@ class _AcesoStage:
         """
         total_ms = 0.0
         by_ranks: dict[int, float] = {}
-        for one, cost in self._both():
-            if one.dp > 1:
-                by_ranks[one.dp] = by_ranks.get(one.dp, 0.0) + cost.weights_mib
+        for operator, cost in self._both():
+            if operator.dp > 1:
+                by_ranks[operator.dp] = by_ranks.get(operator.dp, 0.0) + cost.weights_mib
         for ranks, mib in by_ranks.items():
             bandwidth = self._profile.ring_bandwidth(ranks)
             if bandwidth is None:
@@ -271,7 +271,7 @@ class _AcesoStage:
         return total_ms
 
     def data_parallel_sizes(self) -> set[int]:
-        return {one.dp for one in self._operators if one.dp > 1}
+        return {operator.dp for operator in self._operators if operator.dp > 1}
 
     def parameters_mib(self) -> float:
         return sum(cost.weights_mib for cost in self._costs)
@@ -281,7 +281,7 @@ class _AcesoStage:
 
         On top come the activations of the largest group of operators that is recomputed together.
         """
-        all_mib = self._costs[0].input_mib + sum(kept_mib(one.name, cost) for one, cost in self._both())
+        all_mib = self._costs[0].input_mib + sum(kept_mib(operator.name, cost) for operator, cost in self._both())
         all_mib -= self._dropped_mib()
         states = states_of_parameters(self._family)
         return states * self.parameters_mib() + in_flight * all_mib + max(self._recomputed_groups_mib(), default=0.0)
@@ -298,8 +298,8 @@ class _AcesoStage:
 
     def _recomputed_pairs(self) -> Iterator[tuple[float, PlacedOperator, PlacedOperator, bool]]:
         """Yield what each operator keeps, itself, the next one, and whether both are recomputed."""
-        for (one, cost), (after, _) in pairwise(self._both()):
-            yield kept_mib(one.name, cost), one, after, one.is_recomputed and after.is_recomputed
+        for (operator, cost), (after, _) in pairwise(self._both()):
+            yield kept_mib(operator.name, cost), operator, after, operator.is_recomputed and after.is_recomputed
 
     def _dropped_mib(self) -> float:
         """Return the activations that recomputation does without; the input of each part stays."""

@@ -70,7 +70,10 @@ class AcesoProfile:
             ConfigurationError: it was not.
         """
         if case not in self.cases:
-            sizes = ", ".join(f"{one.microbatch}/{one.tp}/{one.algorithm}" for one in sorted(self.cases))
+            sizes = ", ".join(
+                f"{case_of_profile.microbatch}/{case_of_profile.tp}/{case_of_profile.algorithm}"
+                for case_of_profile in sorted(self.cases)
+            )
             raise ConfigurationError(
                 f"{self.model} was not profiled with microbatch {case.microbatch}, tp {case.tp}, algorithm "
                 f"{case.algorithm}; there are (microbatch/tp/algorithm) {sizes}"
@@ -167,9 +170,9 @@ def read_aceso_profile(folder: Path, model: str = "") -> AcesoProfile:
 
 def _files_of_operators(folder: Path) -> Iterator[tuple[tuple[str, Case], Path]]:
     for path in sorted(folder.glob("*_mbs*_tp*_algo*.csv")):
-        found = re.fullmatch(r"(.+)_mbs(\d+)_tp(\d+)_algo(\d+)", path.stem)
-        if found:
-            yield (found[1], Case(*map(int, found.groups()[1:]))), path
+        match = re.fullmatch(r"(.+)_mbs(\d+)_tp(\d+)_algo(\d+)", path.stem)
+        if match:
+            yield (match[1], Case(*map(int, match.groups()[1:]))), path
 
 
 def _read_operators(path: Path) -> Operators:

@@ -200,9 +200,9 @@ class _Search:
         return self._chain(form.case).work_ms / form.pp * self._microbatches(form)
 
     def _divisions(self, form: _Form) -> Iterator[tuple[Division, Layout | None]]:
-        found = self._chain(form.case).divide(form.pp, self._limit_mib)
-        if found is not None:
-            yield found, None
+        division = self._chain(form.case).divide(form.pp, self._limit_mib)
+        if division is not None:
+            yield division, None
         if self._maps():
             for recompute in _RECOMPUTES:
                 yield from self._of_whole_layers(form, recompute)
@@ -247,7 +247,7 @@ class _Search:
         if fullest_mib(prediction) > self._limit_mib:
             return False
         choice = AcesoChoice(configuration, layout, prediction)
-        if not any(configuration == other.configuration for other in self._best):
+        if not any(configuration == kept.configuration for kept in self._best):
             self._best = sorted([*self._best, choice], key=_iteration_ms)[: self._top]
         if layout is not None and (
             self._for_megatron is None or _iteration_ms(choice) < _iteration_ms(self._for_megatron)
@@ -273,8 +273,8 @@ def _uniform(names: Sequence[str], recompute: Recompute) -> Bool:
 def _layers(layers: int, pp: int, first: int, last: int) -> list[int]:
     if not first:
         return [layers // pp] * pp
-    others = (layers - first - last) // (pp - 2) if pp > 2 else 0
-    return [first, *[others] * (pp - 2), last]
+    each = (layers - first - last) // (pp - 2) if pp > 2 else 0
+    return [first, *[each] * (pp - 2), last]
 
 
 def _configuration(job: AcesoJob, form: _Form, division: Division) -> AcesoConfiguration:

@@ -414,13 +414,13 @@ def _load(path: Path) -> object:
 
 
 def _groups(configured: Mapping[str | int, _GroupInDump] | None) -> dict[str, Group]:
-    found = {}
-    for key, one in (configured or {}).items():
-        name = printable(str(key) if one.name is None else one.name)
-        ranks = complete_list(one.ranks)
+    groups = {}
+    for key, configured_group in (configured or {}).items():
+        name = printable(str(key) if configured_group.name is None else configured_group.name)
+        ranks = complete_list(configured_group.ranks)
         if ranks:  # gloo lists a group without a name and without members
-            found[name] = named_group(name, ranks, printable(one.desc or ""), _USUAL_BACKEND)
-    return found
+            groups[name] = named_group(name, ranks, printable(configured_group.desc or ""), _USUAL_BACKEND)
+    return groups
 
 
 def _entry(entry: _EntryInDump, groups: Mapping[str, Group], *, tells_states: bool) -> FlightEntry:
@@ -488,8 +488,8 @@ def _group_size(operation: str, entry: _EntryInDump) -> int:
         return 0
     if len(of_all) > len(of_one) > 0:  # a tensor for each member
         return len(of_all) // len(of_one)
-    one, together = (sum(math.prod(size) for size in sizes) for sizes in (of_one, of_all))
-    return together // one if one and together % one == 0 else 0
+    elements_of_one, elements_of_all = (sum(math.prod(size) for size in sizes) for sizes in (of_one, of_all))
+    return elements_of_all // elements_of_one if elements_of_one and elements_of_all % elements_of_one == 0 else 0
 
 
 def _num_bytes(operation: str, entry: _EntryInDump, dtype: str | None) -> int:

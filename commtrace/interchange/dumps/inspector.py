@@ -100,7 +100,7 @@ class _Communicator:
         numbers: dict[str, set[int]] = {}
         for number, _, name in self.numbers:
             numbers.setdefault(name, set()).add(number)
-        return sum(max(own) - min(own) + 1 - len(own) for own in numbers.values())
+        return sum(max(known) - min(known) + 1 - len(known) for known in numbers.values())
 
 
 @dataclass(slots=True)
@@ -157,7 +157,8 @@ def import_inspector(
     groups = _groups(survey, ranks)
     limits, gaps = tuple(_limits(survey, ranks)), tuple(_gaps(survey, groups))
     places = {
-        name: {key: at for at, key in enumerate(sorted(one.numbers))} for name, one in survey.communicators.items()
+        name: {key: at for at, key in enumerate(sorted(communicator.numbers))}
+        for name, communicator in survey.communicators.items()
     }
     local_ranks = Counter[str]()
     num_spans = 0
@@ -175,7 +176,7 @@ def import_inspector(
             versions={"inspector format": ", ".join(sorted(survey.versions))},
         )
         local_ranks[host] += 1
-        operations = sorted(_operations(member, survey), key=lambda one: (one.end, one.start))
+        operations = sorted(_operations(member, survey), key=lambda operation: (operation.end, operation.start))
         rows = _InspectorRows(survey, ranks, groups, places)
         spans = rows.of(operations)
         marks = [*group_rows(rows.groups.values())]
@@ -190,20 +191,20 @@ def import_inspector(
 
 def _in_folders(files: Sequence[Path]) -> dict[Path, bool]:
     """Return the files; False for those in folders, which may be logs of other programs."""
-    found: dict[Path, bool] = {}
+    files_given: dict[Path, bool] = {}
     for path in files:
         if not path.is_dir():
-            found[path] = True
+            files_given[path] = True
             continue
-        inside = sorted(one for one in path.rglob("*") if _FILE.search(one.name) and one.is_file())
+        inside = sorted(file for file in path.rglob("*") if _FILE.search(file.name) and file.is_file())
         if not inside:
             raise ImportFileError(
                 f"{path} holds no .log or .jsonl; give the folder that NCCL_INSPECTOR_DUMP_DIR names. With "
                 "NCCL_INSPECTOR_PROM_DUMP=1 the plugin writes metrics instead, which cannot be imported."
             )
-        for one in inside:
-            found.setdefault(one, False)
-    return found
+        for file in inside:
+            files_given.setdefault(file, False)
+    return files_given
 
 
 def _survey(files: Mapping[Path, bool], on_file: Callable[[Path], None]) -> _Survey:
@@ -213,17 +214,17 @@ def _survey(files: Mapping[Path, bool], on_file: Callable[[Path], None]) -> _Sur
     for path, is_given in files.items():
         on_file(path)
         before = survey.timed + survey.untimed
-        for one in read_records(path):
-            if isinstance(one, DamagedLine):
-                survey.damaged(path, one.reason)
-            elif isinstance(one, DumpStatistics):
-                _add_drops(survey, one.header, one.dropped)
+        for record in read_records(path):
+            if isinstance(record, DamagedLine):
+                survey.damaged(path, record.reason)
+            elif isinstance(record, DumpStatistics):
+                _add_drops(survey, record.header, record.dropped)
             else:
                 is_first = survey.timed + survey.untimed == before
-                if is_first and beginnings.setdefault(one, path) != path:
-                    survey.copies[path] = beginnings[one]
+                if is_first and beginnings.setdefault(record, path) != path:
+                    survey.copies[path] = beginnings[record]
                     break
-                _add(survey, one, path, seen)
+                _add(survey, record, path, seen)
         if path in survey.copies or survey.timed + survey.untimed > before:
             continue
         lines, why = survey.unreadable.pop(path, (0, ""))
@@ -248,11 +249,11 @@ def _add(survey: _Survey, record: Record, path: Path, seen: Counter[tuple[str, i
             f"{path}: communicator {printable(header.id)} has {header.n_ranks} ranks, but {communicator.size} in other "
             "lines. Give the files of one job."
         )
-    other = communicator.members.setdefault(header.rank, process)
-    if other != process:
+    known = communicator.members.setdefault(header.rank, process)
+    if known != process:
         raise ImportFileError(
             f"{path}: rank {header.rank} of communicator {printable(header.id)} is process {process.pid} on "
-            f"{printable(process.host)}, and in other lines {other.pid} on {printable(other.host)}. Give the files of "
+            f"{printable(process.host)}, and in other lines {known.pid} on {printable(known.host)}. Give the files of "
             "one job."
         )
     files = survey.processes.setdefault(process, [])
@@ -284,34 +285,36 @@ def _ranks(survey: _Survey) -> _Ranks:
     """Number the members: by the largest communicator that all belong to, else by host and process."""
     devices: dict[InspectorProcess, set[tuple[int, ...]]] = {}
     for communicator in survey.communicators.values():
-        own: dict[InspectorProcess, list[int]] = {}
+        ranks_of_process: dict[InspectorProcess, list[int]] = {}
         for rank, process in sorted(communicator.members.items()):
-            own.setdefault(process, []).append(rank)
-        for process, ranks in own.items():
+            ranks_of_process.setdefault(process, []).append(rank)
+        for process, ranks in ranks_of_process.items():
             devices.setdefault(process, set()).add(tuple(ranks))
-    several = frozenset(process for process, found in devices.items() if any(len(ranks) > 1 for ranks in found))
+    several = frozenset(
+        process for process, ranks_of_devices in devices.items() if any(len(ranks) > 1 for ranks in ranks_of_devices)
+    )
     for process in several:
         if len(devices[process]) > 1:
             raise ImportFileError(
                 f"Process {process.pid} on {printable(process.host)} drives several devices, whose ranks differ "
                 "between communicators: the lines do not say which device is which."
             )
-    found = _Ranks({}, 0, False, several)
+    unnumbered = _Ranks({}, 0, False, several)
     members = {
         member
         for communicator in survey.communicators.values()
         for rank in communicator.members
-        if (member := found.member(communicator, rank)) is not None
+        if (member := unnumbered.member(communicator, rank)) is not None
     }
     world = max(
-        (one for one in survey.communicators.values() if len(one.members) == len(members)),
-        key=lambda one: one.size,
+        (communicator for communicator in survey.communicators.values() if len(communicator.members) == len(members)),
+        key=lambda communicator: communicator.size,
         default=None,
     )
     if world is None:
         numbered = {member: rank for rank, member in enumerate(sorted(members))}
-        return found._replace(of=numbered, world_size=len(numbered))
-    known = {member: rank for rank in world.members if (member := found.member(world, rank)) is not None}
+        return unnumbered._replace(of=numbered, world_size=len(numbered))
+    known = {member: rank for rank in world.members if (member := unnumbered.member(world, rank)) is not None}
     return _Ranks(known, world.size, True, several)
 
 
@@ -340,9 +343,13 @@ def _groups(survey: _Survey, ranks: _Ranks) -> dict[str, Group]:
 
 def _operations(member: _FutureRank, survey: _Survey) -> Iterator[_InspectorOperation]:
     for path in survey.processes[member.process]:
-        for one in read_records(path):
-            if isinstance(one, Record) and one.process == member.process and member.device in (-1, one.header.rank):
-                yield _operation(one)
+        for record in read_records(path):
+            if (
+                isinstance(record, Record)
+                and record.process == member.process
+                and member.device in (-1, record.header.rank)
+            ):
+                yield _operation(record)
 
 
 def _operation(record: Record) -> _InspectorOperation:
@@ -382,40 +389,40 @@ class _InspectorRows:
         numbers = self._numbers_of_messages(operations)
         seen = Counter[tuple[str, str, int]]()
         rows = []
-        for at, one in enumerate(operations):
-            is_p2p = one.peer >= 0
-            communicator = self._survey.communicators[one.communicator]
+        for at, operation in enumerate(operations):
+            is_p2p = operation.peer >= 0
+            communicator = self._survey.communicators[operation.communicator]
             # The n-th send of a pair is not that of the n-th receive where some are missing.
             is_joined = not is_p2p or communicator.counts_messages or not self._survey.has_times
-            group = self._group(one.communicator) if is_joined else None
+            group = self._group(operation.communicator) if is_joined else None
             if is_p2p:
                 seq = numbers[at]
             else:
-                key = (one.communicator, one.name, one.number)
-                seq = self._places[one.communicator][one.number, seen[key], one.name]
+                key = (operation.communicator, operation.name, operation.number)
+                seq = self._places[operation.communicator][operation.number, seen[key], operation.name]
                 seen[key] += 1
             rows.append(
                 Row(
                     schema.P2P if is_p2p else schema.COLLECTIVE,
-                    _OPERATIONS.get(one.name) or printable(one.name),
+                    _OPERATIONS.get(operation.name) or printable(operation.name),
                     schema.COMMUNICATION,
-                    one.start,
-                    one.end,
+                    operation.start,
+                    operation.end,
                     group=group.id if group else -1,
                     # A number would make their times, which mean nothing, observations of the hosts' clocks.
                     seq=seq if group and self._survey.has_times else -1,
-                    bytes=one.num_bytes,
-                    peer=self._global(communicator, one.peer) if is_p2p else -1,
+                    bytes=operation.num_bytes,
+                    peer=self._global(communicator, operation.peer) if is_p2p else -1,
                     is_async=True,
                     id=at,
-                    timing=one.timing,
+                    timing=operation.timing,
                 )
             )
         return sorted(rows, key=lambda row: row.start)
 
     def _numbers_of_messages(self, operations: Sequence[_InspectorOperation]) -> dict[int, int]:
         """Return by position the number of earlier messages to or from the same peer."""
-        messages = sorted((one.number, at) for at, one in enumerate(operations) if one.peer >= 0)
+        messages = sorted((operation.number, at) for at, operation in enumerate(operations) if operation.peer >= 0)
         counts = Counter[tuple[str, str, int]]()
         numbers = {}
         for _, at in messages:
@@ -464,23 +471,27 @@ def _limits(survey: _Survey, ranks: _Ranks) -> Iterator[str]:
 
 def _gaps(survey: _Survey, groups: Mapping[str, Group]) -> Iterator[str]:
     """Yield what is missing or damaged in these files."""
-    unknown = [one for name, one in survey.communicators.items() if name not in groups and one.members]
+    unknown = [
+        communicator
+        for name, communicator in survey.communicators.items()
+        if name not in groups and communicator.members
+    ]
     if unknown:
         yield (
             f"Of {len(unknown)} communicator{'s' * (len(unknown) != 1)} not all members have files: their operations "
             "are in no group and have no busbw. Give the files of all processes."
         )
-    missing = sum(one.missing for one in survey.communicators.values())
+    missing = sum(communicator.missing for communicator in survey.communicators.values())
     if missing:
         yield (
             f"{missing} collectives, by the numbers of the others, are in no file: smaller than "
             "NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, without GPU timing, overwritten, or of a plugin before NCCL 2.30, "
             "which wrote only the last one of every dump."
         )
-    dropped = sum(sum(one.dropped.values()) for one in survey.communicators.values())
+    dropped = sum(sum(communicator.dropped.values()) for communicator in survey.communicators.values())
     if dropped:
         yield f"{dropped} records were overwritten before they were written (dump_stats)."
-    uncounted = [one for one in survey.communicators.values() if not one.counts_messages]
+    uncounted = [communicator for communicator in survey.communicators.values() if not communicator.counts_messages]
     if uncounted and survey.has_times:
         yield (
             f"In {len(uncounted)} communicator{'s' * (len(uncounted) != 1)} messages are missing: sends and receives "
@@ -488,7 +499,7 @@ def _gaps(survey: _Survey, groups: Mapping[str, Group]) -> Iterator[str]:
         )
     for path, (count, why) in survey.unreadable.items():
         yield f"{path.name}: {count} damaged line{'s' * (count != 1)} left out; {printable(why)}."
-    for path, other in survey.copies.items():
-        yield f"{path.name}: left out, it begins as {other.name} does."
+    for path, original in survey.copies.items():
+        yield f"{path.name}: left out, it begins as {original.name} does."
     if survey.foreign:
         yield f"{len(survey.foreign)} files hold no line of the plugin, such as {survey.foreign[0].name}."

@@ -115,13 +115,13 @@ class Record(NamedTuple):
     def end_us(self) -> int:
         """Return the end of the last channel as the host saw it; 0 if the line is not verbose."""
         times = self.perf.event_trace_ts
-        return max((one.kernel_stop_ts for one in times.kernel_events), default=0) if times else 0
+        return max((event.kernel_stop_ts for event in times.kernel_events), default=0) if times else 0
 
     @property
     def slack_us(self) -> int:
         """Return the excess of the kernel's time as the host saw it over its duration."""
         times = self.perf.event_trace_ts
-        starts = [one.kernel_start_ts for one in times.kernel_events if one.kernel_start_ts] if times else []
+        starts = [event.kernel_start_ts for event in times.kernel_events if event.kernel_start_ts] if times else []
         return max(self.end_us - min(starts, default=self.end_us) - round(self.perf.exec_time_us), 0)
 
 

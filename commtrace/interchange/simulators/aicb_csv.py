@@ -142,9 +142,9 @@ def _read(path: Path) -> Iterator[_CsvCall]:
             lines = csv.reader(file, strict=True)
             head = next(lines, [])
             if tuple(head) != COLUMNS:
-                found = ", ".join(map(printable, head[:4])) or "nothing"
+                first = ", ".join(map(printable, head[:4])) or "nothing"
                 raise ImportFileError(
-                    f"{path} is no log of AICB: its first line has to be {','.join(COLUMNS)}, and begins with {found}."
+                    f"{path} is no log of AICB: its first line has to be {','.join(COLUMNS)}, and begins with {first}."
                 )
             for fields in lines:
                 try:

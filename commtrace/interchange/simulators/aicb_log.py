@@ -125,9 +125,9 @@ def log_of_rank(run: Run, rank: int) -> Log:
     notes = [f"{count} calls are left out: {reason}." for reason, count in left_out.items()]
     if not init:
         notes.append("Nothing was recorded before the first step: AICB's analyser takes that step for the init phase.")
-    others = sorted({call.group for call in calls} - {*_GROUPS.values()})
-    if others:
-        notes.append(f"AICB has no such groups: {', '.join(others)}. Its analyser reads them, its replay does not.")
+    unknown = sorted({call.group for call in calls} - {*_GROUPS.values()})
+    if unknown:
+        notes.append(f"AICB has no such groups: {', '.join(unknown)}. Its analyser reads them, its replay does not.")
     return Log(
         rank,
         init,
@@ -175,11 +175,11 @@ def _calls(run: Run, trace: RankTrace, left_out: Counter[str]) -> tuple[list[Log
         if spans.timing[row] == schema.REPLAY_TIMING:
             left_out["they were replayed from CUDA graphs, in which their times are not known"] += 1
             continue
-        own = (int(spans.group[row]), int(spans.seq[row]), int(spans.name[row]), int(spans.start[row]))
-        if spans.kind[row] == schema.COLLECTIVE and spans.op_in_seq[row] > 0 and own == bracket:
+        key = (int(spans.group[row]), int(spans.seq[row]), int(spans.name[row]), int(spans.start[row]))
+        if spans.kind[row] == schema.COLLECTIVE and spans.op_in_seq[row] > 0 and key == bracket:
             calls[-1] = calls[-1]._replace(num_bytes=calls[-1].num_bytes + num_bytes)
             continue
-        bracket = own
+        bracket = key
         start = int(spans.start[row])
         calls.append(
             LoggedCall(
@@ -296,13 +296,13 @@ def calls_by_size(log: Log) -> list[CallsOfSize]:
 
 
 def _grouped(phase: str, calls: Iterable[LoggedCall]) -> Iterator[CallsOfSize]:
-    found: dict[tuple[str, str, int, int], list[LoggedCall]] = {}
+    calls_by_key: dict[tuple[str, str, int, int], list[LoggedCall]] = {}
     for call in calls:
-        found.setdefault((call.operation, call.group, call.num_bytes, call.group_size), []).append(call)
-    for (operation, group, num_bytes, group_size), own in sorted(found.items()):
-        elapsed = TimeSpread.of([call.elapsed_ns / _NS_PER_MS for call in own])
-        busbw = TimeSpread.of([call.bandwidth[1] / _GIB for call in own])
-        yield CallsOfSize(phase, operation, group, group_size, num_bytes, len(own), elapsed, busbw)
+        calls_by_key.setdefault((call.operation, call.group, call.num_bytes, call.group_size), []).append(call)
+    for (operation, group, num_bytes, group_size), alike in sorted(calls_by_key.items()):
+        elapsed = TimeSpread.of([call.elapsed_ns / _NS_PER_MS for call in alike])
+        busbw = TimeSpread.of([call.bandwidth[1] / _GIB for call in alike])
+        yield CallsOfSize(phase, operation, group, group_size, num_bytes, len(alike), elapsed, busbw)
 
 
 class IterationTimes(NamedTuple):

@@ -81,7 +81,7 @@ def compute_times(analysis: Analysis, rank: int) -> ComputeTimes:
     if samples[False] and optimizer.any():
         compute = lane.compute_ns(spans.start[optimizer], spans.end[optimizer])
         samples[False]["param_time"] = [compute]
-    forward, backward = ({key: np.concatenate(own) for key, own in of_way.items()} for of_way in samples.values())
+    forward, backward = ({key: np.concatenate(times) for key, times in of_way.items()} for of_way in samples.values())
     return ComputeTimes(len(steps), forward, backward)
 
 
@@ -119,7 +119,11 @@ def write_times(steps: int, times: Mapping[str, Int64], path: Path) -> None:
 
 def _lines(steps: int, times: Mapping[str, Int64]) -> Iterator[str]:
     yield f"train_iter:{steps}"
-    for section, own in times.items():
+    for section, times_of_section in times.items():
         yield f"{section}:"
-        for name, time in (("max", own.max()), ("min", own.min()), ("avg", own.mean())):
+        for name, time in (
+            ("max", times_of_section.max()),
+            ("min", times_of_section.min()),
+            ("avg", times_of_section.mean()),
+        ):
             yield f"    time_gpu_{name}: {time / _NS_PER_US:.3f}"

@@ -44,7 +44,7 @@ _WAYS: Final = {schema.FORWARD: _FORWARD, schema.BACKWARD: _BACKWARD}
 
 def class_of(role: str, roles: Sequence[str]) -> str:
     """Return SimAI's class of a role, such as TP; empty if it has none. ``roles`` are those of the run's groups."""
-    if role == "world" and not {DP, TP, PP} & {_CLASSES.get(other) for other in roles}:
+    if role == "world" and not {DP, TP, PP} & {_CLASSES.get(known_role) for known_role in roles}:
         return DP  # data parallelism over all ranks needs no group of its own
     return _CLASSES.get(role, "")
 
@@ -84,10 +84,10 @@ def workload_of_rank(analysis: Analysis, rank: int) -> MeasuredWorkload:
     """
     trace = rank_of(analysis.run, rank)
     times = analysis.partition
-    own = np.flatnonzero((times.rank == rank) & (times.step >= 0))
-    if not len(own):
+    rows = np.flatnonzero((times.rank == rank) & (times.step >= 0))
+    if not len(rows):
         raise ConfigurationError(f"no step of rank {rank} counts, so there is no step to write")
-    chosen = int(own[np.argsort(times.wall_ns[own], kind="stable")[(len(own) - 1) // 2]])
+    chosen = int(rows[np.argsort(times.wall_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
     step, compute_ns = int(times.step[chosen]), int(times.total(COMPUTE)[chosen])
     pieces = list(_pieces(analysis, trace, step))
     if not any(piece.way in (_FORWARD, _BACKWARD) for piece in pieces):
@@ -140,7 +140,7 @@ def _pieces(analysis: Analysis, trace: RankTrace, step: int) -> Iterator[_Piece]
     starts = spans.start[calls]
     covered = 0  # phases may overlap where forward and backward are combined
     outside = np.ones(len(calls), np.bool_)
-    found: list[tuple[int, _Piece]] = []
+    timed_pieces: list[tuple[int, _Piece]] = []
     for phase in phases.tolist():
         begin, end = max(int(spans.start[phase]), covered), int(spans.end[phase])
         covered = max(covered, end)
@@ -152,15 +152,15 @@ def _pieces(analysis: Analysis, trace: RankTrace, step: int) -> Iterator[_Piece]
             role = words[roles[row]]
             name = run.names[spans.name[row]] if spans.name[row] >= 0 else ""
             compute = _compute_ns(lane, since, at)
-            found.append((at, _Piece(way, microbatch, compute, role, name, int(spans.bytes[row]))))
+            timed_pieces.append((at, _Piece(way, microbatch, compute, role, name, int(spans.bytes[row]))))
             since = at
         if end > since:
-            found.append((end, _Piece(way, microbatch, _compute_ns(lane, since, end))))
+            timed_pieces.append((end, _Piece(way, microbatch, _compute_ns(lane, since, end))))
     for call in np.flatnonzero(outside).tolist():
         row = int(calls[call])
         name = run.names[spans.name[row]] if spans.name[row] >= 0 else ""
-        found.append((int(starts[call]), _Piece(_STEP, -1, 0, words[roles[row]], name, int(spans.bytes[row]))))
-    yield from (piece for _, piece in sorted(found, key=lambda timed: timed[0]))
+        timed_pieces.append((int(starts[call]), _Piece(_STEP, -1, 0, words[roles[row]], name, int(spans.bytes[row]))))
+    yield from (piece for _, piece in sorted(timed_pieces, key=lambda timed: timed[0]))
 
 
 def _compute_ns(lane: ComputeLane, begin: int, end: int) -> int:
@@ -182,14 +182,14 @@ def _layers(pieces: Sequence[_Piece], roles: Sequence[str], notes: Counter[str])
 def _layer(name: str, piece: _Piece, roles: Sequence[str], notes: Counter[str]) -> WorkloadLayer | None:
     part, weight_gradient = WorkloadPart(piece.compute_ns), NO_PART
     if piece.operation:
-        own = class_of(piece.role, roles)
-        reason = _unknown(piece, own)
+        group_class = class_of(piece.role, roles)
+        reason = _unknown(piece, group_class)
         if reason:
             notes[reason] += 1
-        elif own in (DP, DP_EP):
-            weight_gradient = WorkloadPart(0, OPERATIONS[piece.operation] + _SUFFIXES[own], piece.num_bytes)
+        elif group_class in (DP, DP_EP):
+            weight_gradient = WorkloadPart(0, OPERATIONS[piece.operation] + _SUFFIXES[group_class], piece.num_bytes)
         else:
-            part = WorkloadPart(piece.compute_ns, OPERATIONS[piece.operation] + _SUFFIXES[own], piece.num_bytes)
+            part = WorkloadPart(piece.compute_ns, OPERATIONS[piece.operation] + _SUFFIXES[group_class], piece.num_bytes)
     if part == weight_gradient == NO_PART:
         return None
     if piece.way == _FORWARD:
@@ -197,8 +197,8 @@ def _layer(name: str, piece: _Piece, roles: Sequence[str], notes: Counter[str]) 
     return WorkloadLayer(name, input_gradient=part, weight_gradient=weight_gradient)
 
 
-def _unknown(piece: _Piece, own: str) -> str:
-    if own not in _SUFFIXES:
+def _unknown(piece: _Piece, group_class: str) -> str:
+    if group_class not in _SUFFIXES:
         return f"SimAI has no group for {piece.role}"
     if piece.operation not in OPERATIONS:
         return f"SimAI does not simulate {piece.operation or 'an unknown operation'}"

@@ -49,12 +49,12 @@ def overlaps(communication: Iterable[Communication], roles: Sequence[str], bubbl
         bubble_ns: over the same ranks and steps. SimAI has the bubble beside the exposed messages, not in them.
     """
     rows = list(communication)
-    found = []
+    shares = []
     for option, classes in _OPTIONS.items():
-        own = [row for row in rows if class_of(row.role, roles) in classes]
-        exposed = sum(row.exposed_ns for row in own) - (bubble_ns if PP in classes else 0)
-        found.append(Overlap(option, sum(row.hidden_ns for row in own), max(exposed, 0)))
-    return tuple(found)
+        rows_of_classes = [row for row in rows if class_of(row.role, roles) in classes]
+        exposed = sum(row.exposed_ns for row in rows_of_classes) - (bubble_ns if PP in classes else 0)
+        shares.append(Overlap(option, sum(row.hidden_ns for row in rows_of_classes), max(exposed, 0)))
+    return tuple(shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ def result_of(ranks: Sequence[RankMean], roles: Sequence[str]) -> Result:
     total = 0
     for rank in ranks:
         for role, time in rank.exposed.items():
-            own = class_of(role, roles)
-            if own:
-                exposed[own] += time.total_ns
-            total += time.total_ns if own != PP else 0
+            group_class = class_of(role, roles)
+            if group_class:
+                exposed[group_class] += time.total_ns
+            total += time.total_ns if group_class != PP else 0
     count = len(ranks)
     return Result(
-        {own: time // count for own, time in exposed.items()},
+        {group_class: time // count for group_class, time in exposed.items()},
         sum(rank.part("bubble") for rank in ranks) // count,
         sum(rank.part("compute") for rank in ranks) // count,
         total // count,
@@ -97,7 +97,7 @@ def result_of(ranks: Sequence[RankMean], roles: Sequence[str]) -> Result:
 def write_result(result: Result, name: str, path: Path) -> None:
     """Write header and row as SimAI-Analytical does: µs, with the share of the total time."""
     parts = [
-        *(result.exposed_ns[own] for own in (DP, DP_EP, TP, EP, PP)),
+        *(result.exposed_ns[group_class] for group_class in (DP, DP_EP, TP, EP, PP)),
         result.bubble_ns,
         result.compute_ns,
         result.total_exposed_ns,
@@ -111,8 +111,8 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f}%" if whole else "–"
 
 
-def write_options(found: Iterable[Overlap], path: Path) -> str:
+def write_options(shares: Iterable[Overlap], path: Path) -> str:
     """Write the overlap ratios as options of SimAI-Analytical, on one line, and return them."""
-    options = " ".join(f"{one.option} {one.ratio:.4f}" for one in found if one.ratio is not None)
+    options = " ".join(f"{share.option} {share.ratio:.4f}" for share in shares if share.ratio is not None)
     path.write_text(f"{options}\n", encoding="utf-8")
     return options

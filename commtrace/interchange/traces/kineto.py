@@ -111,24 +111,24 @@ def import_kineto(
 
 def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, Distributed]]:
     """Return file and ``distributedInfo`` by rank, which comes from the file, else its name, else its position."""
-    found: dict[int, tuple[Path, Distributed]] = {}
-    for place, path in enumerate(files):
+    files_by_rank: dict[int, tuple[Path, Distributed]] = {}
+    for position, path in enumerate(files):
         distributed = _distributed_info(path)
         named = _RANK_IN_NAME.findall(path.name)
         recorded = integer(distributed.rank)  # torch writes −1 where the process was in no group
-        rank = recorded if recorded >= 0 else int(named[-1]) if named else place
+        rank = recorded if recorded >= 0 else int(named[-1]) if named else position
         if rank > _LARGEST_RANK:
             raise ImportFileError(
                 f"{path}: rank {rank} in its distributedInfo is out of range. Remove that entry and put rank-N into "
                 "the file name."
             )
-        if rank in found:
+        if rank in files_by_rank:
             raise ImportFileError(
-                f"{found[rank][0]} and {path} are both of rank {rank}. Give one file per rank; put rank-N "
+                f"{files_by_rank[rank][0]} and {path} are both of rank {rank}. Give one file per rank; put rank-N "
                 "into the name of a file that does not hold its rank."
             )
-        found[rank] = path, distributed
-    return found
+        files_by_rank[rank] = path, distributed
+    return files_by_rank
 
 
 def _distributed_info(path: Path) -> Distributed:

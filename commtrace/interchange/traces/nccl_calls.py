@@ -174,15 +174,17 @@ def _self_bytes(arguments: Mapping[str, object], num_bytes: int, group: Group | 
     ):
         return -1
     total = sum(integer(split, 0) for split in splits)
-    own = integer(splits[group.ranks.index(rank)], 0)
-    return num_bytes * own // total if total > 0 and 0 <= own <= total else 0
+    own_split = integer(splits[group.ranks.index(rank)], 0)
+    return num_bytes * own_split // total if total > 0 and 0 <= own_split <= total else 0
 
 
 class _KernelGroups:
     def __init__(self, world: Sequence[int], distributed: Distributed) -> None:
         self._world = tuple(world)
         self._backend = distributed.backend or ""
-        self._configured = {str(one.pg_name): one for one in distributed.pg_config or ()}
+        self._configured = {
+            str(configured_group.pg_name): configured_group for configured_group in distributed.pg_config or ()
+        }
         self._known: dict[tuple[object, ...], Group] = {}
 
     @property

@@ -272,7 +272,9 @@ def _decode_document(text: bytes) -> _Document | None:
         if isinstance(events, list)
         else None,
         distributedInfo=distributed if isinstance(distributed, dict) else None,
-        deviceProperties=[one for one in devices if isinstance(one, dict)] if isinstance(devices, list) else None,
+        deviceProperties=[device for device in devices if isinstance(device, dict)]
+        if isinstance(devices, list)
+        else None,
         baseTimeNanoseconds=_whole(base),
         host_name=hosts[0],
         hostname=hosts[1],

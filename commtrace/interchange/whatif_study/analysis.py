@@ -145,8 +145,8 @@ class _Model:
             self.waits_for.setdefault(operation, []).extend(before)
             before = [operation]
 
-    def wait(self, operation: _StudyOperation, other: _StudyOperation) -> None:
-        self.waits_for.setdefault(operation, []).append(other)
+    def wait(self, operation: _StudyOperation, awaited: _StudyOperation) -> None:
+        self.waits_for.setdefault(operation, []).append(awaited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def build_graph(trace: WhatIfTrace) -> Graph:
         starts = join_of.get(operation, row + 1)
         before = model.waits_for.get(operation, [])
         own_duration = np.full(copies, rows) if operation in join_of else row
-        sources += [model.index[other] * copies + copy + 1 for other in before]
+        sources += [model.index[predecessor] * copies + copy + 1 for predecessor in before]
         if not before:
             sources.append(np.zeros(copies, np.int64))
         targets += [starts] * max(len(before), 1)
@@ -246,7 +246,9 @@ def _model(trace: WhatIfTrace) -> _Model:
         stage.add(data_parallel=data_parallel, overlapped=overlapped)
     model.communications += _pairs(by_stage)
     if data_parallel:
-        model.communications += [[one] for one in operations if one.optype in (_GATHER, _SCATTER, _SEPARATE)]
+        model.communications += [
+            [operation] for operation in operations if operation.optype in (_GATHER, _SCATTER, _SEPARATE)
+        ]
     ends = [_StudyOperation(_EMBEDDING, 0, stage) for stage in sorted({0, stages - 1})]
     clips = [_StudyOperation(_CLIP, 0, stage) for stage in range(stages)]
     for members in (ends, clips):
@@ -258,17 +260,17 @@ def _model(trace: WhatIfTrace) -> _Model:
 def _pairs(stages: Sequence[_StudyStage]) -> Iterator[list[_StudyOperation]]:
     """Yield the k-th effective send of a type with the k-th effective receive of its counterpart; the others alone."""
     for stage in stages:
-        for optype, own in stage.effective.items():
+        for optype, operations in stage.effective.items():
             peer_type, distance = _PEER_OF[optype]
             peer = (stage.number + distance) % len(stages)
             peers = stages[peer].effective.get(peer_type, [])
-            if len(own) != len(peers):
+            if len(operations) != len(peers):
                 raise TraceFormatError(
-                    f"stage {stage.number} has {len(own)} {optype} and stage {peer} {len(peers)} {peer_type}, so the "
-                    "study's rules cannot pair them: rows of the trace are missing or doubled."
+                    f"stage {stage.number} has {len(operations)} {optype} and stage {peer} {len(peers)} {peer_type}, "
+                    "so the study's rules cannot pair them: rows of the trace are missing or doubled."
                 )
             if optype.endswith("-send"):
-                yield from ([send, receive] for send, receive in zip(own, peers, strict=True))
+                yield from ([send, receive] for send, receive in zip(operations, peers, strict=True))
         yield from ([operation] for operation in stage.idle)
 
 
@@ -294,7 +296,7 @@ class _StudyStage:
         for optype in _PEER_OF:
             self._model.chain(self._of(optype))
             self._tie_to_computes(optype)
-        first = next((place for place, one in enumerate(computes) if one.optype == _BACKWARD), 0)
+        first = next((position for position, compute in enumerate(computes) if compute.optype == _BACKWARD), 0)
         if first >= 2:
             for optype in ("backward-recv", "backward-send"):
                 if _StudyOperation(optype, 0, self.number) in self._row:
@@ -333,10 +335,10 @@ class _StudyStage:
         by_seq = {compute.seq: compute for compute in computes}
         if side == "recv":
             last_start = max(map(self._start, computes)) + _CLOCK_SLACK_NS
-            launched = [one for one in self._of(optype) if self._start(one) <= last_start]
+            launched = [operation for operation in self._of(optype) if self._start(operation) <= last_start]
         else:
             first_end = min(map(self._end, computes)) - _CLOCK_SLACK_NS
-            launched = [one for one in self._of(optype) if self._end(one) >= first_end]
+            launched = [operation for operation in self._of(optype) if self._end(operation) >= first_end]
         if len(launched) > len(computes):
             raise TraceFormatError(
                 f"stage {self.number} has {len(launched)} {optype} and {len(computes)} {direction}-compute, so the "
@@ -356,26 +358,28 @@ class _StudyStage:
             if 0 <= int(self._trace.model_chunk[self._row[compute]]) + toward < self._model_chunks:
                 effective.append(operation)
         self.effective[optype] = effective
-        self.idle += [one for one in self._of(optype) if one not in effective]
+        self.idle += [operation for operation in self._of(optype) if operation not in effective]
 
     def _gathers_before_forwards(self) -> None:
-        last_gather = {self._chunk(gather): gather for gather in sorted(self._of(_GATHER), key=lambda one: one.seq)}
+        last_gather = {
+            self._chunk(gather): gather for gather in sorted(self._of(_GATHER), key=lambda operation: operation.seq)
+        }
         for chunk, gather in last_gather.items():
-            forwards = [one for one in self._of(_FORWARD) if self._chunk(one) == chunk]
+            forwards = [operation for operation in self._of(_FORWARD) if self._chunk(operation) == chunk]
             if forwards:
                 self._model.wait(forwards[0], gather)
 
     def _scatters_after_backwards(self) -> None:
         chunks_seen = set()
-        for scatter in sorted(self._of(_SCATTER), key=lambda one: one.seq):
+        for scatter in sorted(self._of(_SCATTER), key=lambda operation: operation.seq):
             chunk = self._chunk(scatter)
-            backwards = [one for one in self._of(_BACKWARD) if self._chunk(one) == chunk]
+            backwards = [operation for operation in self._of(_BACKWARD) if self._chunk(operation) == chunk]
             if chunk not in chunks_seen and backwards:
                 self._model.wait(scatter, max(backwards, key=self._end))
             chunks_seen.add(chunk)
 
     def _end_of_step(self, computes: Sequence[_StudyOperation], *, data_parallel: bool, overlapped: bool) -> None:
-        scatters = sorted(self._of(_SCATTER), key=lambda one: one.seq)
+        scatters = sorted(self._of(_SCATTER), key=lambda operation: operation.seq)
         collection = _StudyOperation(_COLLECTION, 0, self.number)
         last = max(computes, key=self._end)
         after = [last]

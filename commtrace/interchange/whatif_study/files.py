@@ -140,7 +140,7 @@ class _StudyGrid:
     """Process groups of the job: one per type of communication, because each type is numbered separately."""
 
     def __init__(self, workers: Sequence[_Worker], types: Iterable[_OperationType]) -> None:
-        self._names = sorted({one.group for one in types if one.group})
+        self._names = sorted({operation_type.group for operation_type in types if operation_type.group})
         self._rank = {(worker.stage, worker.dp_rank): worker.rank for worker in workers}
         self._stages = sorted({worker.stage for worker in workers})
         self._dp_ranks = sorted({worker.dp_rank for worker in workers})
@@ -178,7 +178,7 @@ class _StudyGrid:
         return self._ranks((worker.stage, dp_rank) for dp_rank in self._dp_ranks)
 
     def _ranks(self, places: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-        return tuple(sorted({self._rank[place] for place in places}))
+        return tuple(sorted({self._rank[stage_and_dp_rank] for stage_and_dp_rank in places}))
 
 
 def _role(name: str) -> str:
@@ -273,10 +273,13 @@ def _job_and_operations(path: Path, table: pa.Table) -> tuple[_StudyJob, _Operat
     _check_times(path, columns)
     workers, worker = _workers(path, columns)
     optypes, optype = _types(table["optype"])
-    types = [_operation_type(one) for one in optypes]
+    types = [_operation_type(optype) for optype in optypes]
     steps, start, end = _lay_out(numbers, step, columns)
     stride = int(columns["seq_id"].max()) + 1
-    names = [_STEP_NAME, *dict.fromkeys(one.name for one in types if one.name != _STEP_NAME)]
+    names = [
+        _STEP_NAME,
+        *dict.fromkeys(operation_type.name for operation_type in types if operation_type.name != _STEP_NAME),
+    ]
     job = _StudyJob(workers, types, steps, _StudyGrid(workers, types), stride, names)
     seq, chunk, microbatch = (_numbers(columns[name]) for name in ("seq_id", "mc", "mb_id"))
     order = np.lexsort((seq, end, start, worker * len(steps.number) + step))
@@ -332,9 +335,9 @@ def _check_times(path: Path, columns: Mapping[str, npt.NDArray[np.integer | np.f
 def _workers(path: Path, columns: Mapping[str, npt.NDArray[np.integer | np.floating]]) -> tuple[list[_Worker], Int64]:
     ranks, example, which = np.unique(columns["rank"], return_index=True, return_inverse=True)
     places = [columns[name][example] for name in ("stage", "dp_rank")]
-    if any((columns[name] != place[which]).any() for name, place in zip(("stage", "dp_rank"), places, strict=True)):
+    if any((columns[name] != values[which]).any() for name, values in zip(("stage", "dp_rank"), places, strict=True)):
         raise ImportFileError(f"{path}: a rank has more than one stage or data-parallel rank.")
-    workers = [_Worker(*map(int, place)) for place in zip(ranks, *places, strict=True)]
+    workers = [_Worker(*map(int, coordinates)) for coordinates in zip(ranks, *places, strict=True)]
     there = {(worker.stage, worker.dp_rank) for worker in workers}
     if len(there) < len(workers):
         raise ImportFileError(f"{path}: several ranks have the same stage and data-parallel rank.")
@@ -342,7 +345,7 @@ def _workers(path: Path, columns: Mapping[str, npt.NDArray[np.integer | np.float
     absent = len(stages) * len(dp_ranks) - len(there)
     if absent:
         grid = ((stage, dp_rank) for stage in stages for dp_rank in dp_ranks)
-        stage, dp_rank = next(place for place in grid if place not in there)
+        stage, dp_rank = next(coordinates for coordinates in grid if coordinates not in there)
         raise ImportFileError(
             f"{path}: stage {stage} of data-parallel rank {dp_rank} has no rows, and the study's rules "
             f"need all {len(stages)} stages of all {len(dp_ranks)} data-parallel ranks ({absent} missing)."
@@ -395,7 +398,7 @@ class _StudyRows(NamedTuple):
     def of(cls, job: _StudyJob, operations: _Operations) -> _StudyRows:
         cell = operations.worker * len(job.steps.number) + operations.step
         first = np.flatnonzero(np.diff(cell, prepend=-1))
-        communicates = np.array([bool(one.group) for one in job.types])[operations.type]
+        communicates = np.array([bool(operation_type.group) for operation_type in job.types])[operations.type]
         work, communications = np.flatnonzero(~communicates), np.flatnonzero(communicates)
         bounds = Intervals(job.steps.begin[operations.step[first]], job.steps.end[operations.step[first]])
         # Workers are laid end to end, as their steps are, so that the gaps of all are found at once.
@@ -409,7 +412,7 @@ class _StudyRows(NamedTuple):
         stalled = stalls(idle, _shifted(in_flight, shift[communications]))
         parts = [first, work, communications, communications[stalled.on]]
         operation = np.concatenate(parts)
-        part = np.repeat(np.arange(len(parts)), [len(own) for own in parts])
+        part = np.repeat(np.arange(len(parts)), [len(rows_of_part) for rows_of_part in parts])
         before = -shift[parts[_STALLS]]
         order = np.argsort(cell[operation] * len(parts) + part, kind="stable")
         rank_begin = np.searchsorted(operations.worker[communications], np.arange(len(job.workers)))
@@ -465,13 +468,13 @@ def _spans(job: _StudyJob, operations: _Operations, rows: _StudyRows) -> Spans:
 
 def _by_type(job: _StudyJob, code: dict[str, int]) -> tuple[Int64, Int64, Int64, Int64]:
     """Return kind and name of each type, and group and peer by worker and type."""
-    kind = np.array([one.kind for one in job.types])
-    name = np.array([code[one.name] for one in job.types])
+    kind = np.array([operation_type.kind for operation_type in job.types])
+    name = np.array([code[operation_type.name] for operation_type in job.types])
     groups, peers = (np.full((len(job.workers), len(job.types)), _NO, np.int64) for _ in range(2))
     for row, worker in enumerate(job.workers):
-        for column, one in enumerate(job.types):
-            if one.group:
-                groups[row, column] = job.grid.group(one.group, worker).id
-            if one.distance:
-                peers[row, column] = job.grid.neighbour(worker, one.distance)
+        for column, operation_type in enumerate(job.types):
+            if operation_type.group:
+                groups[row, column] = job.grid.group(operation_type.group, worker).id
+            if operation_type.distance:
+                peers[row, column] = job.grid.neighbour(worker, operation_type.distance)
     return kind, name, groups, peers

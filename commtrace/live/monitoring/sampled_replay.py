@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.matched import match_run
+from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program
-from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario, replay_of
-from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.replay.observed_steps import ObservedProgram
+from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
 from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
@@ -73,9 +73,10 @@ class ReplayedSamples(NamedTuple):
     replay: Replay
 
     @classmethod
-    def of(cls, run: Run, program: Program) -> ReplayedSamples:
-        statistics = StepStatistics.of(run, program)
-        return cls(WorkStatistics.of(run, statistics, Thresholds()), replay_of(run, program, statistics))
+    def of(cls, run: Run, matches: Matches) -> ReplayedSamples:
+        """Replay the steps of a run. Raise ReplayError if a rank's step is not complete."""
+        _, steps, statistics = ObservedProgram.of(run, matches)
+        return cls(WorkStatistics.of(run, statistics, Thresholds()), Replay.of(steps, statistics))
 
 
 class SampledReplay:
@@ -134,10 +135,9 @@ def _replayed(steps: SampledSteps) -> ReplayedSamples | None:
     if not matched.matches.clocks_agree or not matched.steps.used:
         return None
     try:
-        program = build_program(matched.run, matched.matches)
+        replayed = ReplayedSamples.of(matched.run, matched.matches)
     except ReplayError:
         return None  # a rank's step is not complete
-    replayed = ReplayedSamples.of(matched.run, program)
     work = replayed.work
     return replayed if work.noise_is_known and work.replay_error <= work.thresholds.replay_error else None
 

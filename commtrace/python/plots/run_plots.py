@@ -11,7 +11,7 @@ from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.step_totals import time_totals
 from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.timeline import Timeline, step_durations, typical_step
-from commtrace.analysis.windows.run import LargeRun, WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.errors import ConfigurationError
 from commtrace.findings.formatting import format_ranges, ranges
 from commtrace.python.plots.breakdown import By, draw_breakdown
@@ -26,7 +26,7 @@ class RunPlots:
     Every method raises MissingExtraError if matplotlib is not installed.
     """
 
-    def __init__(self, run: WholeRun | LargeRun) -> None:
+    def __init__(self, run: OpenedRun) -> None:
         self._run = run
 
     def timeline(
@@ -50,7 +50,7 @@ class RunPlots:
                 f"step {step} cannot be drawn: {self._run.steps.left_out.get(step, 'it was not recorded')}. "
                 + (f"These can: {format_ranges(ranges(durations))}" if durations else "The run has no steps")
             )
-        timeline = Timeline.of_analysis(self._run.read_steps([] if step is None else [step]))
+        timeline = Timeline.of_analysis(self._run.analyse_steps([] if step is None else [step]))
         if step is None or step not in timeline.steps:
             if not timeline.steps:
                 raise ConfigurationError(f"{self._run.recorded.path}: there is nothing to draw")

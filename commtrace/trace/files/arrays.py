@@ -44,17 +44,17 @@ def number_array(values: Sequence[int] | npt.NDArray[Any], kind: pa.DataType) ->
 
 def index_array(codes: Sequence[int] | npt.NDArray[np.integer], kind: pa.DataType) -> pa.Array:
     """Return indices of a dictionary; negative codes become null."""
-    own = np.asarray(codes, np.int64)
-    is_known = own >= 0
-    indices = number_array(np.where(is_known, own, 0), kind)
+    codes_of_rows = np.asarray(codes, np.int64)
+    is_known = codes_of_rows >= 0
+    indices = number_array(np.where(is_known, codes_of_rows, 0), kind)
     if is_known.all():
         return indices
-    return pa.Array.from_buffers(kind, len(own), [_bits(is_known), indices.buffers()[1]])
+    return pa.Array.from_buffers(kind, len(codes_of_rows), [_bits(is_known), indices.buffers()[1]])
 
 
 def text_array(values: Sequence[str | None]) -> pa.Array:
     """Return an array of strings; None becomes null."""
-    texts = {place: value.encode() for place, value in enumerate(values) if value is not None}
+    texts = {position: value.encode() for position, value in enumerate(values) if value is not None}
     if not texts:
         return pa.nulls(len(values), pa.string())
     places = np.fromiter(texts, np.int64, len(texts))

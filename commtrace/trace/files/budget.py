@@ -66,8 +66,8 @@ class Discards:
         if not self._budget.num_bytes:
             return True
         held = sum(segment.num_bytes for segment in self._closed)
-        own = sum(segment.num_bytes for segment in self._closed if segment.path == path)
-        return held + own <= self._budget.num_bytes
+        num_bytes = sum(segment.num_bytes for segment in self._closed if segment.path == path)
+        return held + num_bytes <= self._budget.num_bytes
 
     def make_room(self, step: int) -> None:
         """Delete the oldest segments beyond the budget, before one that begins with ``step``; may raise OSError."""
@@ -87,8 +87,8 @@ class Discards:
             return False
         if oldest.last_step >= 0:
             return oldest.last_step < step - budget.steps
-        own = [segment.first_step for segment in self._closed if segment.last_step >= 0]
-        return bool(own) and own[0] <= step - budget.steps
+        first_steps = [segment.first_step for segment in self._closed if segment.last_step >= 0]
+        return bool(first_steps) and first_steps[0] <= step - budget.steps
 
     def _note(self, segment: _Closed) -> None:
         self._segments += 1

@@ -61,7 +61,7 @@ class Claim:
     """One world on its way to a directory.
 
     Args:
-        own: the world; ``session`` is now.
+        claimant: the world; ``session`` is now.
         folder: returns the ``n``-th directory that the world may have, from 1.
         files: where the file system is called.
         now: clock, in seconds.
@@ -70,13 +70,13 @@ class Claim:
 
     def __init__(
         self,
-        own: Holder,
+        claimant: Holder,
         folder: Callable[[int], Path],
         files: FileCalls = HERE,
         now: Callable[[], float] = time.monotonic,
         predecessors: Set[str] = frozenset(),
     ) -> None:
-        self._own, self._folder, self._files, self._now = own, folder, files, now
+        self._own, self._folder, self._files, self._now = claimant, folder, files, now
         self._predecessors = predecessors
         self._number = 1
         self._watched: _Watched | None = None
@@ -100,16 +100,16 @@ class Claim:
         raise FileExistsError(f"{_MOST_WORLDS} worlds hold {self._folder(1)} and the directories beside it")
 
 
-def _take(folder: Path, own: Holder, predecessors: Set[str], watched: _Watched | None, now: float) -> _Look:
+def _take(folder: Path, claimant: Holder, predecessors: Set[str], watched: _Watched | None, now: float) -> _Look:
     folder.mkdir(parents=True, exist_ok=True)
     newest = _newest_claim(folder)
     while True:
         if newest is not None:
             holder = _read(newest)
-            if holder is not None and holder.world == own.world:
+            if holder is not None and holder.world == claimant.world:
                 return _Look(True, None)
             if holder is None or holder.world not in predecessors:
-                is_held, watched = _is_held(folder, newest, holder, own, watched, now)
+                is_held, watched = _is_held(folder, newest, holder, claimant, watched, now)
             else:
                 is_held = False
             if is_held is not False:
@@ -121,17 +121,21 @@ def _take(folder: Path, own: Holder, predecessors: Set[str], watched: _Watched |
             newest = further  # another world was faster, or a listing on the network is late
             continue
         with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(own._asdict()))
+            file.write(json.dumps(claimant._asdict()))
         return _Look(True, None)
 
 
 def _is_held(
-    folder: Path, claim: Path, holder: Holder | None, own: Holder, watched: _Watched | None, now: float
+    folder: Path, claim: Path, holder: Holder | None, claimant: Holder, watched: _Watched | None, now: float
 ) -> tuple[bool | None, _Watched | None]:
     """Return whether the world of a claim is still there (None: look again), and what to watch until then."""
-    if holder is not None and (holder.host, holder.boot_id, holder.pid) == (own.host, own.boot_id, own.pid):
+    if holder is not None and (holder.host, holder.boot_id, holder.pid) == (
+        claimant.host,
+        claimant.boot_id,
+        claimant.pid,
+    ):
         return False, watched  # an earlier world of this very process
-    if holder is not None and _is_beside(holder, own):
+    if holder is not None and _is_beside(holder, claimant):
         return True, watched
     state = None if holder is None else process_state(holder)
     if state is not None:
@@ -139,16 +143,16 @@ def _is_held(
     written = _last_write(folder, claim)
     if _clock_of(folder) - written > _SILENT_SECONDS:
         return False, watched
-    if holder is None or own.attempt <= holder.attempt:
+    if holder is None or claimant.attempt <= holder.attempt:
         return True, watched
     if watched is None or watched.written != written:
         return (None if watched is None else True), _Watched(written, now)
     return (None if now - watched.since < _WATCHED_SECONDS else False), watched
 
 
-def _is_beside(holder: Holder, own: Holder) -> bool:
+def _is_beside(holder: Holder, claimant: Holder) -> bool:
     # Also where it has ended by now: one launch of two jobs, or of worlds of which one was short.
-    return bool(holder.launch) and holder.launch == own.launch and own.attempt <= holder.attempt
+    return bool(holder.launch) and holder.launch == claimant.launch and claimant.attempt <= holder.attempt
 
 
 def holder_of(folder: Path) -> Holder | None:

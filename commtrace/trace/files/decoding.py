@@ -198,17 +198,17 @@ def _read_marks(
     texts = [*encoded.dictionary.to_pylist(), None]
     known = np.where(is_there(encoded.indices), numbers(encoded.indices), len(texts) - 1).tolist()
     for row, owner, number in zip(rows.tolist(), owners.tolist(), known, strict=True):
-        name, own, text = names[spans.name[row]], rank_marks[owner], texts[number]
+        name, of_rank, text = names[spans.name[row]], rank_marks[owner], texts[number]
         try:
             if name == AGGREGATE:
                 check_aggregates(text)
-                own.aggregates.setdefault(int(spans.step[row]), []).append(text)
+                of_rank.aggregates.setdefault(int(spans.step[row]), []).append(text)
             else:
                 detail = read_mark(name, text, most_ranks=most_ranks[owner])
                 if detail is not None:
-                    own.marks.read(name, detail, int(spans.start[row]))
+                    of_rank.marks.read(name, detail, int(spans.start[row]))
         except ValueError as error:
-            own.marks.add_problem(f"its mark {name} is damaged and was left out ({error}).")
+            of_rank.marks.add_problem(f"its mark {name} is damaged and was left out ({error}).")
 
 
 def _ranks_of_peers(block: Block, rank_marks: Sequence[RankMarks], worlds: Sequence[str]) -> Int32:
@@ -228,7 +228,7 @@ def _ranks_of_peers(block: Block, rank_marks: Sequence[RankMarks], worlds: Seque
 
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
     """Mark the rows of steps of which nothing was deleted."""
-    cut = np.array([_last_discarded(own) for own in marks])
+    cut = np.array([_last_discarded(of_rank) for of_rank in marks])
     if not (cut >= 0).any():
         return np.True_
     # A part of the last step that was deleted may be in the next segment.
@@ -250,8 +250,8 @@ def _sorted_rows(block: Block, selected: Bool) -> tuple[Int64, Int64]:
 
 
 def _last_written(block: Block, possible: Bool) -> list[int | None]:
-    own = [slice(begin, end) for begin, end in pairwise(block.bounds.tolist())]
-    ends = [block.spans.end[rows][possible[rows]] for rows in own]
+    slices = [slice(begin, end) for begin, end in pairwise(block.bounds.tolist())]
+    ends = [block.spans.end[rows][possible[rows]] for rows in slices]
     return [int(of_rank.max()) if len(of_rank) else None for of_rank in ends]
 
 
@@ -383,15 +383,15 @@ def _shown(word: str | None) -> str | None:
 
 
 def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict[int, str]]:
-    found: list[dict[int, str]] = [{} for _ in block.ranks]
+    details: list[dict[int, str]] = [{} for _ in block.ranks]
     if detail.null_count == len(detail):
-        return found
+        return details
     # That of a replay has been read into rows.
     rows = np.flatnonzero(selected & _is_valid(detail) & (block.spans.kind != schema.REPLAY))
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
     for row, owner, text in zip(rows, owners, _rows(detail, rows).to_pylist(), strict=True):
-        found[owner][int(block.spans.id[row])] = text
-    return found
+        details[owner][int(block.spans.id[row])] = text
+    return details
 
 
 def possible_rows(spans: Spans, most_ranks: Int64) -> Bool:

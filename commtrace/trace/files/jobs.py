@@ -65,29 +65,29 @@ def read_world(directory: Path) -> World | None:
     )
 
 
-def are_of_one_job(one: World, other: World) -> bool:
+def are_of_one_job(first: World, second: World) -> bool:
     """Return whether two worlds were recorded as parts of one job."""
-    if one.metadata.world == other.metadata.world:
+    if first.metadata.world == second.metadata.world:
         return False
-    if one.metadata.world in other.joined or other.metadata.world in one.joined:
+    if first.metadata.world in second.joined or second.metadata.world in first.joined:
         return True
-    if one.metadata.job != other.metadata.job:
+    if first.metadata.job != second.metadata.job:
         return False
-    if one.launch and one.launch == other.launch:
+    if first.launch and first.launch == second.launch:
         return True
-    began = max(world.metadata.anchor.realtime_ns for world in (one, other))
-    return began <= min(one.ended_ns, other.ended_ns) + _MARGIN_NS
+    began = max(world.metadata.anchor.realtime_ns for world in (first, second))
+    return began <= min(first.ended_ns, second.ended_ns) + _MARGIN_NS
 
 
 def other_worlds(directory: Path, groups: Iterable[Group] = ()) -> list[World]:
     """Return the other worlds of the job of a run; ``groups`` are further groups of its ranks."""
-    own = read_world(directory)
-    if own is None:
+    run_world = read_world(directory)
+    if run_world is None:
         return []
     further = {group.id: group for group in groups if group.is_over_worlds}
-    own = replace(own, groups={**own.groups, **further})
-    worlds = [world for path in _candidates(own) if (world := read_world(path)) is not None]
-    return sorted((world for world in worlds if are_of_one_job(own, world)), key=lambda world: str(world.path))
+    run_world = replace(run_world, groups={**run_world.groups, **further})
+    worlds = [world for path in _candidates(run_world) if (world := read_world(path)) is not None]
+    return sorted((world for world in worlds if are_of_one_job(run_world, world)), key=lambda world: str(world.path))
 
 
 def worlds_in(directory: Path) -> list[World]:
@@ -101,7 +101,7 @@ def worlds_in(directory: Path) -> list[World]:
     if len(worlds) < len(runs):
         return []
     joined, waiting = [worlds[0]], worlds[1:]
-    while more := [world for world in waiting if any(are_of_one_job(world, one) for one in joined)]:
+    while more := [world for world in waiting if any(are_of_one_job(world, member) for member in joined)]:
         joined += more
         waiting = [world for world in waiting if world not in more]
     return [] if waiting else worlds
@@ -118,32 +118,32 @@ def world_words(world: World) -> str:
     return printable(f"{world.path} ({ranks}, the first on {world.metadata.node})")
 
 
-def _candidates(own: World) -> list[Path]:
+def _candidates(world: World) -> list[Path]:
     """Return the directories in which other worlds of the job may be."""
-    directory = own.path.absolute()
-    found = [*nested_worlds(directory)]
+    directory = world.path.absolute()
+    paths = [*nested_worlds(directory)]
     around = directory.parent
     if rank_directories(around):  # it is one of a run that has the fixed name
-        found += [around, *nested_worlds(around)]
+        paths += [around, *nested_worlds(around)]
     else:
         beside = [run for run in runs_below(around) if run != directory]
-        found += beside if len(beside) <= _MOST_READ else [run for run in beside if run.name in _names(own, beside)]
-    found += _of_deeper_names(own, directory)
-    return [path for path in dict.fromkeys(found) if path != directory]
+        paths += beside if len(beside) <= _MOST_READ else [run for run in beside if run.name in _names(world, beside)]
+    paths += _of_deeper_names(world, directory)
+    return [path for path in dict.fromkeys(paths) if path != directory]
 
 
-def _names(own: World, runs: Iterable[Path]) -> set[str]:
-    members = (member for group in own.groups.values() for member in group.members if member is not None)
-    of_job = re.compile(rf"{re.escape(own.metadata.job)}(-world-\d+)?(-[0-9a-f]{{16}})?")
+def _names(world: World, runs: Iterable[Path]) -> set[str]:
+    members = (member for group in world.groups.values() for member in group.members if member is not None)
+    of_job = re.compile(rf"{re.escape(world.metadata.job)}(-world-\d+)?(-[0-9a-f]{{16}})?")
     return {member.run_id for member in members} | {run.name for run in runs if of_job.fullmatch(run.name)}
 
 
-def _of_deeper_names(own: World, directory: Path) -> list[Path]:
+def _of_deeper_names(world: World, directory: Path) -> list[Path]:
     """Return directories like this one that are named after other runs above their last folder."""
     for folder in directory.parents:
-        if folder.name == own.metadata.run_id:
+        if folder.name == world.metadata.run_id:
             below = directory.relative_to(folder)
             siblings = [child for child in folder.parent.iterdir() if child.is_dir() and child != folder]
-            names = _names(own, siblings)
+            names = _names(world, siblings)
             return [child / below for child in siblings if child.name in names and (child / below).is_dir()]
     return []

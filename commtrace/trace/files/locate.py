@@ -77,12 +77,12 @@ def find_run_directory(path: Path) -> Path:
 
 def runs_below(path: Path) -> list[Path]:
     """Return the run directories directly below ``path``, the last written one at the end."""
-    found = [
+    runs = [
         child
         for child in path.iterdir()
         if child.is_dir() and not (child.name == LATEST and child.is_symlink()) and _holds_ranks(child)
     ]
-    return sorted(found, key=lambda run: (_written_at(run), run.name))
+    return sorted(runs, key=lambda run: (_written_at(run), run.name))
 
 
 def rank_directories(directory: Path) -> list[Path]:
@@ -172,18 +172,22 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
     _leave_out_copied_segments(newest.ranks, problems)
     _leave_out_an_earlier_job(newest.ranks, problems)
     joined = _joined(launches, described)
-    chosen = {rank: own for launch in joined for rank, own in launch.ranks.items()}
+    chosen = {rank: segments_of_rank for launch in joined for rank, segments_of_rank in launch.ranks.items()}
     if len(joined) > 1:
         problems.append(
             "One job was recorded under several names, and is shown as one: "
             + "; ".join(f"{launch.name} holds {_format_ranks(launch.ranks)}" for launch in joined)
             + ". Give all nodes the same COMMTRACE_RUN_ID."
         )
-    others = len(segments) - read - sum(len(own) for launch in joined[1:] for own in launch.ranks.values())
-    if others:
+    num_left_out = (
+        len(segments)
+        - read
+        - sum(len(segments_of_rank) for launch in joined[1:] for segments_of_rank in launch.ranks.values())
+    )
+    if num_left_out:
         named = [launch.name for launch in launches if launch not in joined and launch.name != newest.name]
         which = f" ({_abbreviated(named, _MOST_NAMES)})" if named else ""
-        counted, were = ("1 segment", "was") if others == 1 else (f"{others} segments", "were")
+        counted, were = ("1 segment", "was") if num_left_out == 1 else (f"{num_left_out} segments", "were")
         problems.append(f"{counted} {OF_OTHER_RUNS} {were} left out{which}; shown is {newest.name}.")
     return dict(sorted(chosen.items()))
 
@@ -205,7 +209,7 @@ class RecordedLaunch:
     @property
     def session(self) -> int:
         """Return the start of its last rank, epoch ns."""
-        return max(own[-1].metadata.session for own in self.ranks.values())
+        return max(segments[-1].metadata.session for segments in self.ranks.values())
 
 
 def newest_launch(segments: list[Segment]) -> RecordedLaunch | None:
@@ -215,19 +219,24 @@ def newest_launch(segments: list[Segment]) -> RecordedLaunch | None:
 def attempts_of_newest_run(segments: list[Segment]) -> list[int]:
     """Return the numbers of the attempts of the run that was recorded last."""
     newest = newest_launch(segments)
-    return sorted({one.metadata.attempt for one in segments if newest and one.metadata.run_id == newest.run_id})
+    return sorted(
+        {segment.metadata.attempt for segment in segments if newest and segment.metadata.run_id == newest.run_id}
+    )
 
 
 def until_attempt(segments: list[Segment], attempt: int) -> list[Segment]:
     """Return the segments that were there when an attempt of the run that was recorded last had ended."""
     newest = newest_launch(segments)
     run_id = None if newest is None else newest.run_id
-    later = {one.path for one in segments if one.metadata.run_id == run_id and one.metadata.attempt > attempt}
-    began = min((one.metadata.session for one in segments if one.path in later), default=None)
+    later = {
+        segment.path for segment in segments if segment.metadata.run_id == run_id and segment.metadata.attempt > attempt
+    }
+    began = min((segment.metadata.session for segment in segments if segment.path in later), default=None)
     return [
-        one
-        for one in segments
-        if one.path not in later and (began is None or one.metadata.run_id == run_id or one.metadata.session < began)
+        segment
+        for segment in segments
+        if segment.path not in later
+        and (began is None or segment.metadata.run_id == run_id or segment.metadata.session < began)
     ]
 
 
@@ -245,14 +254,20 @@ def why_not_one_job(first: RecordedLaunch, second: RecordedLaunch, described: De
     if both:
         return f"both hold {_format_ranks(both)}"
     traces = [
-        [trace for own in launch.ranks.values() if (trace := described([own[0], *own[1:][-1:]])) is not None]
+        [
+            trace
+            for segments in launch.ranks.values()
+            if (trace := described([segments[0], *segments[1:][-1:]])) is not None
+        ]
         for launch in (first, second)
     ]
     (first_began, first_ended), (second_began, second_ended) = map(_recorded_between, traces)
     if first_ended + _MARGIN_NS < second_began or second_ended + _MARGIN_NS < first_began:
         return "one had ended before the other began"
-    ones, others = (_groups_with_members_in_both(own, first.ranks, second.ranks) for own in traces)
-    if ones - others and others - ones:
+    groups_of_first, groups_of_second = (
+        _groups_with_members_in_both(traces_of_launch, first.ranks, second.ranks) for traces_of_launch in traces
+    )
+    if groups_of_first - groups_of_second and groups_of_second - groups_of_first:
         return "their process groups have other members"
     return ""
 
@@ -261,26 +276,26 @@ def _launches(segments: list[Segment]) -> list[RecordedLaunch]:
     worlds: dict[tuple[str, int, int], set[str]] = {}
     for segment in segments:
         worlds.setdefault(_launch(segment.metadata), set()).add(segment.metadata.world)
-    found: dict[tuple[tuple[str, int, int], str], RecordedLaunch] = {}
+    by_name: dict[tuple[tuple[str, int, int], str], RecordedLaunch] = {}
     for segment in segments:
         key, world = _launch(segment.metadata), segment.metadata.world
         known = worlds[key] - {""}
         if not world and len(known) == 1:  # a rank that has not got as far as to learn it
             (world,) = known
-        launch = found.setdefault((key, world), RecordedLaunch(*key, world, {}))
+        launch = by_name.setdefault((key, world), RecordedLaunch(*key, world, {}))
         launch.ranks.setdefault(segment.metadata.rank, []).append(segment)
-    launches = list(found.values())
+    launches = list(by_name.values())
     for launch in launches:
-        for rank, own in launch.ranks.items():
-            session = max(segment.metadata.session for segment in own)
-            launch.ranks[rank] = [segment for segment in own if segment.metadata.session == session]
+        for rank, segments_of_rank in launch.ranks.items():
+            session = max(segment.metadata.session for segment in segments_of_rank)
+            launch.ranks[rank] = [segment for segment in segments_of_rank if segment.metadata.session == session]
     return launches
 
 
 def _joined(launches: Sequence[RecordedLaunch], described: Described) -> list[RecordedLaunch]:
     joined = [launches[0]]
     for launch in launches[1:]:
-        held = {rank for one in joined for rank in one.ranks}
+        held = {rank for earlier in joined for rank in earlier.ranks}
         is_whole = len(held) >= launches[0].world_size
         if not is_whole and held.isdisjoint(launch.ranks) and not why_not_one_job(launches[0], launch, described):
             joined.append(launch)
@@ -312,28 +327,32 @@ def _groups_with_members_in_both(
 def _report_folders_of_another_write(chosen: Mapping[int, list[Segment]], problems: list[str]) -> None:
     # Ranks that were imported or made up are written by one call, which gives them one session; processes that record
     # have one each.
-    ranks_of = Counter(own[-1].metadata.session for own in chosen.values())
+    ranks_of = Counter(segments[-1].metadata.session for segments in chosen.values())
     session, count = ranks_of.most_common(1)[0]
     if count > 1 and len(ranks_of) > 1:
-        others = [rank for rank, own in chosen.items() if own[-1].metadata.session != session]
+        ranks = [rank for rank, segments in chosen.items() if segments[-1].metadata.session != session]
         problems.append(
-            f"{_format_ranks(others)}: not written together with the others, though under the same name. Is what is "
+            f"{_format_ranks(ranks)}: not written together with the others, though under the same name. Is what is "
             "shown of two runs? Copy the folders of one run again."
         )
 
 
 def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
     """Leave out copies of another rank's folder: every row would count twice."""
-    for rank, own in chosen.items():
-        folders = sorted({segment.path.parent for segment in own})
+    for rank, segments in chosen.items():
+        folders = sorted({segment.path.parent for segment in segments})
         if len(folders) < 2:
             continue
         read = next(
             (folder for folder in folders if folder.name == rank_directory(folder.parent, rank).name), folders[0]
         )
-        chosen[rank] = [segment for segment in own if segment.path.parent == read]
-        own_folders = {rank_directory(read.parent, other).name for other in chosen}
-        moved = [one.path for one in own if one.path.parent != read and one.path.parent.name in own_folders]
+        chosen[rank] = [segment for segment in segments if segment.path.parent == read]
+        own_folders = {rank_directory(read.parent, rank_of_folder).name for rank_of_folder in chosen}
+        moved = [
+            segment.path
+            for segment in segments
+            if segment.path.parent != read and segment.path.parent.name in own_folders
+        ]
         copies = [folder.name for folder in folders if folder != read and folder.name not in own_folders]
         if copies:
             problems.append(
@@ -346,9 +365,9 @@ def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> 
 
 def _leave_out_copied_segments(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
     """Leave out copies of segments: every row would count twice."""
-    for rank, own in chosen.items():
+    for rank, segments in chosen.items():
         by_number: dict[int, Segment] = {}
-        for segment in own:
+        for segment in segments:
             number = segment_number(segment.path) if segment.number is None else segment.number
             there = by_number.setdefault(number, segment)
             if there is segment:
@@ -400,14 +419,14 @@ def _files(count: int) -> str:
 def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
     # Their communications would be matched with those of the second job. They are recognised by their last write,
     # before the others began. On another host, or before its restart, clocks may differ.
-    newest = max((own[-1].metadata for own in chosen.values()), key=lambda metadata: metadata.session)
+    newest = max((segments[-1].metadata for segments in chosen.values()), key=lambda metadata: metadata.session)
     left_out = []
-    for rank, own in chosen.items():
-        margin_ns = _MARGIN_NS if own[-1].metadata.boot_id == newest.boot_id else _MARGIN_OF_CLOCKS_NS
-        if own[-1].metadata.session >= newest.session - margin_ns:
+    for rank, segments in chosen.items():
+        margin_ns = _MARGIN_NS if segments[-1].metadata.boot_id == newest.boot_id else _MARGIN_OF_CLOCKS_NS
+        if segments[-1].metadata.session >= newest.session - margin_ns:
             continue
         try:
-            written_ns = max(segment.path.stat().st_mtime_ns for segment in own)
+            written_ns = max(segment.path.stat().st_mtime_ns for segment in segments)
         except FileNotFoundError:  # a running job deletes to keep to its budget
             continue
         if written_ns < newest.session - margin_ns:
@@ -423,16 +442,16 @@ def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[s
 
 
 def two_at_once(
-    found: list[Segment], chosen: Mapping[int, list[Segment]], recorded_until: Callable[[Path], int]
+    segments: list[Segment], chosen: Mapping[int, list[Segment]], recorded_until: Callable[[Path], int]
 ) -> list[str]:
     """Describe jobs that ran at the same time under one name."""
     # Certain only if two processes of one host recorded as the same rank, one still running when the other began. A
     # restarted job, or two recordings in one process, have no such files.
     last_of_session: dict[tuple[int, int], Segment] = {}  # by rank and session of the other process
-    for segment in found:
-        other = segment.metadata
-        if other.rank in chosen and _is_another_process(other, chosen[other.rank][0].metadata):
-            last_of_session[other.rank, other.session] = segment
+    for segment in segments:
+        metadata = segment.metadata
+        if metadata.rank in chosen and _is_another_process(metadata, chosen[metadata.rank][0].metadata):
+            last_of_session[metadata.rank, metadata.session] = segment
     ranks = sorted(
         {
             rank
@@ -450,12 +469,12 @@ def two_at_once(
     ]
 
 
-def _is_another_process(one: RankMetadata, other: RankMetadata) -> bool:
+def _is_another_process(first: RankMetadata, second: RankMetadata) -> bool:
     return (
-        one.session != other.session
-        and one.pid != other.pid
-        and _launch(one) == _launch(other)
-        and (one.host, one.boot_id) == (other.host, other.boot_id)
+        first.session != second.session
+        and first.pid != second.pid
+        and _launch(first) == _launch(second)
+        and (first.host, first.boot_id) == (second.host, second.boot_id)
     )
 
 

@@ -30,8 +30,8 @@ def merge(nodes: Sequence[Path], output: Path, place: Place) -> int:
     if output.exists() and not output.is_dir():
         raise ConfigurationError(f"{output} is a file; name a directory that does not exist yet")
     output.mkdir(parents=True, exist_ok=True)
-    for found in [*folders, *_files_beside_ranks(directories)]:
-        place(found, output / found.name)
+    for path in [*folders, *_files_beside_ranks(directories)]:
+        place(path, output / path.name)
     return len(folders)
 
 
@@ -62,11 +62,11 @@ def _folders_of_one_job(directories: Sequence[Path]) -> list[Path]:
         launch = newest_launch_in(directory)
         if launch is None:
             raise RunNotFoundError(f"{directory}: no readable spans.")
-        for other, earlier in launches:
+        for earlier_directory, earlier in launches:
             why = why_not_one_job(earlier, launch)
             if why:
                 raise ConfigurationError(
-                    f"{other} ({earlier.name}) and {directory} ({launch.name}) are not of one job: {why}."
+                    f"{earlier_directory} ({earlier.name}) and {directory} ({launch.name}) are not of one job: {why}."
                 )
         launches.append((directory, launch))
         for folder in rank_directories(directory):
@@ -78,9 +78,9 @@ def _folders_of_one_job(directories: Sequence[Path]) -> list[Path]:
 
 def _files_beside_ranks(directories: Sequence[Path]) -> list[Path]:
     """Return files beside the ranks that only one directory has, such as the monitor's report."""
-    found: dict[str, list[Path]] = {}
+    paths_by_name: dict[str, list[Path]] = {}
     for directory in directories:
         for path in directory.iterdir():
             if not RANK_DIRECTORY_PATTERN.match(path.name):
-                found.setdefault(path.name, []).append(path)
-    return [paths[0] for paths in found.values() if len(paths) == 1]
+                paths_by_name.setdefault(path.name, []).append(path)
+    return [paths[0] for paths in paths_by_name.values() if len(paths) == 1]

@@ -175,8 +175,8 @@ def _field(metadata: bytes, table: int, number: int) -> int:
     (to_fields,) = struct.unpack_from("<i", metadata, table)
     fields = table - to_fields
     (size_of_fields,) = struct.unpack_from("<H", metadata, fields)
-    place = 4 + 2 * number
-    (at,) = struct.unpack_from("<H", metadata, fields + place) if place < size_of_fields else (0,)
+    position = 4 + 2 * number
+    (at,) = struct.unpack_from("<H", metadata, fields + position) if position < size_of_fields else (0,)
     return table + at if at else 0
 
 
@@ -218,8 +218,8 @@ class SegmentFile:
         self.sink.truncate()
         self._write(content)
         for message in messages_in(content):
-            own = memoryview(content)[message.offset : message.offset + message.size]
-            self._checked.append(Checked(message, zlib.crc32(own)))
+            message_bytes = memoryview(content)[message.offset : message.offset + message.size]
+            self._checked.append(Checked(message, zlib.crc32(message_bytes)))
 
     def take_pending(self) -> list[int]:
         """Return the CRC-32 of the messages since the last call."""
@@ -251,11 +251,11 @@ def read_checksums(file: int, size: int) -> list[Checked] | None:
     table = os.pread(file, count * _ENTRY.size, begin)
     if zlib.crc32(table) != crc:
         return None
-    found, offset = [], 0
-    for length, own, kind, dictionary in _ENTRY.iter_unpack(table):
-        found.append(Checked(ArrowMessage(offset, length, kind, dictionary), own))
+    messages, offset = [], 0
+    for length, crc_of_message, kind, dictionary in _ENTRY.iter_unpack(table):
+        messages.append(Checked(ArrowMessage(offset, length, kind, dictionary), crc_of_message))
         offset += length
-    return found if offset <= begin else None
+    return messages if offset <= begin else None
 
 
 def is_as_written(path: Path) -> bool:
@@ -269,5 +269,5 @@ def is_as_written(path: Path) -> bool:
 
 
 def _packed(checked: Sequence[Checked]) -> bytes:
-    table = b"".join(_ENTRY.pack(one.size, crc, one.kind, one.dictionary) for one, crc in checked)
+    table = b"".join(_ENTRY.pack(message.size, crc, message.kind, message.dictionary) for message, crc in checked)
     return table + _FOOTER.pack(zlib.crc32(table), len(checked), _MAGIC)

@@ -87,8 +87,8 @@ def size_of(path: Path) -> int | None:
 
 def holds_a_recording(run_directory: Path) -> bool:
     """Return whether rank 0 has recorded there; may raise OSError."""
-    own = rank_directory(run_directory, 0)
-    return own.is_dir() and bool(segment_paths(own))
+    folder = rank_directory(run_directory, 0)
+    return folder.is_dir() and bool(segment_paths(folder))
 
 
 def head_of_newest(directory: Path) -> bytes:
@@ -113,14 +113,14 @@ def json_files_below(folder: Path, known: Collection[str], most_bytes: int) -> l
         names = [name.removesuffix(".json") for name in os.listdir(folder) if name.endswith(".json")]
     except FileNotFoundError:
         return []
-    found: list[tuple[str, bytes | OSError]] = []
+    contents: list[tuple[str, bytes | OSError]] = []
     for name in names:
         if name not in known:
             try:
-                found.append((name, read_file(folder / f"{name}.json", most_bytes)))
+                contents.append((name, read_file(folder / f"{name}.json", most_bytes)))
             except OSError as error:
-                found.append((name, error))
-    return found
+                contents.append((name, error))
+    return contents
 
 
 def files_of_recording(directory: Path) -> set[Path]:

@@ -79,9 +79,9 @@ def find_files(path: str | Path) -> RunFiles:
     """Read the headers of all segments; arguments and errors are those of :func:`load_run`."""
     problems: list[str] = []
     directory = find_run_directory(Path(path))
-    found = _scan(directory, problems)
-    chosen = newest_session(found, problems, _described)
-    problems += two_at_once(found, chosen, _recorded_until)
+    segments = _scan(directory, problems)
+    chosen = newest_session(segments, problems, _described)
+    problems += two_at_once(segments, chosen, _recorded_until)
     return RunFiles(directory, chosen, tuple(problems))
 
 
@@ -98,11 +98,15 @@ def load_earlier_attempts(run: Run, *, only_ends: bool = False) -> Iterator[Run]
     newest = run.any_metadata
     if not newest.attempt or not run.path.is_dir():
         return
-    found = [one for one in _scan(run.path, []) if one.metadata.run_id == newest.run_id]
-    for attempt in sorted({one.metadata.attempt for one in found if one.metadata.attempt < newest.attempt}):
-        segments = newest_session([one for one in found if one.metadata.attempt == attempt], [], _described)
+    of_run = [segment for segment in _scan(run.path, []) if segment.metadata.run_id == newest.run_id]
+    for attempt in sorted(
+        {segment.metadata.attempt for segment in of_run if segment.metadata.attempt < newest.attempt}
+    ):
+        segments = newest_session(
+            [segment for segment in of_run if segment.metadata.attempt == attempt], [], _described
+        )
         if only_ends:
-            segments = {rank: own[-1:] for rank, own in segments.items()}
+            segments = {rank: segments_of_rank[-1:] for rank, segments_of_rank in segments.items()}
         yield _loaded(run.path, segments, None, [])
 
 
@@ -129,7 +133,7 @@ def read_files(path: str | Path) -> Iterator[pa.Table]:
     Columns are ``rank`` and those of the schema; −1 is not applicable, and null what older versions did not write.
     Raises as :func:`load_run`.
     """
-    columns = pa.schema([("rank", pa.int32()), *((one.name, _plain(one.type)) for one in schema.SCHEMA)])
+    columns = pa.schema([("rank", pa.int32()), *((field.name, _plain(field.type)) for field in schema.SCHEMA)])
     yield columns.empty_table()
     chosen = newest_session(_scan(find_run_directory(Path(path)), []), [], _described)
     for segment in (segment for rank in sorted(chosen) for segment in chosen[rank]):
@@ -176,7 +180,7 @@ def _loaded(
     blocks: list[Block] = []
     ranks: dict[int, RankTrace] = {}
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
-        for read in pool.map(lambda own: _read_block(own, wanted), _of_block_size(segments)):
+        for read in pool.map(lambda part: _read_block(part, wanted), _of_block_size(segments)):
             read.rename(names)
             problems += read.problems
             blocks.append(read.block)
@@ -187,7 +191,7 @@ def _loaded(
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     problems += missing_ranks(ranks, directory)
     if are_all:
-        problems += [one for rank, trace in ranks.items() for one in missing_segments(segments[rank], trace)]
+        problems += [problem for rank, trace in ranks.items() for problem in missing_segments(segments[rank], trace)]
     run = Run(path=directory, ranks=ranks, names=names, problems=tuple(map(printable, problems)))
     return run.with_blocks(blocks)
 
@@ -207,18 +211,18 @@ def _of_block_size(segments: Mapping[int, list[Segment]]) -> Iterator[dict[int, 
 
 def _read_block(segments: Mapping[int, list[Segment]], steps: StepRange | None) -> DecodedBlock:
     tables, problems = [], []
-    for own in segments.values():
-        table, notes = _read_rank(own, steps)
+    for segments_of_rank in segments.values():
+        table, notes = _read_rank(segments_of_rank, steps)
         problems += notes
         if table is not None:
-            tables.append(RankTable(own[0].metadata, table))
+            tables.append(RankTable(segments_of_rank[0].metadata, table))
     decoded = decode(tables, steps)
     return decoded._replace(problems=[*problems, *decoded.problems])
 
 
 def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment]:
     """Read the headers of all segments, or of the ``newest`` last ones of each rank."""
-    found: list[Segment] = []
+    segments: list[Segment] = []
     for folder in rank_directories(directory):
         try:
             paths = segment_paths(folder)[-newest:]
@@ -240,10 +244,10 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
                 problems.append(f"{path}: skipped, {why}. Copy it again.")
             else:
                 # A long run has thousands of segments, and kilobytes of metadata in each.
-                is_same = bool(found) and found[-1].metadata == segment.metadata
-                found.append(replace(segment, metadata=found[-1].metadata) if is_same else segment)
-    share = ROOM_OF_RUN // max(len(found), 1)
-    return [replace(segment, room=share) for segment in found]
+                is_same = bool(segments) and segments[-1].metadata == segment.metadata
+                segments.append(replace(segment, metadata=segments[-1].metadata) if is_same else segment)
+    share = ROOM_OF_RUN // max(len(segments), 1)
+    return [replace(segment, room=share) for segment in segments]
 
 
 def _read_header(path: Path) -> Segment:

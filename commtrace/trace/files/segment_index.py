@@ -103,8 +103,8 @@ class SegmentIndex:
                     self._add(message)
             return
         read = partial(_pread, file)
-        while (found := message_at(read, self._end)) is not None and found.offset + found.size <= size:
-            self._add(found)
+        while (whole := message_at(read, self._end)) is not None and whole.offset + whole.size <= size:
+            self._add(whole)
         # Behind the end of a stream there is its table, or nothing in files of older versions.
         self.ends_whole = self._end == size or (is_end(read, self._end) and self._end + 8 == size)
 
@@ -122,7 +122,9 @@ class SegmentIndex:
     def _take_checksums(self, message: ArrowMessage) -> None:
         """Take from a batch the checksums of the messages since the previous batch, except its own dictionaries."""
         if message.kind == RECORD_BATCH and len(message.crcs) == len(self._unverified):
-            self._checksums.update(zip([one.offset for one in self._unverified], message.crcs, strict=True))
+            self._checksums.update(
+                zip([unverified.offset for unverified in self._unverified], message.crcs, strict=True)
+            )
         self._since_batch.append(message)
         if message.kind == RECORD_BATCH:
             self._unverified, self._since_batch = self._since_batch, []
@@ -173,7 +175,7 @@ class SegmentIndex:
         if self._schema is None or not wanted:
             return None
         # Dictionaries replace each other; those before the last wanted batch are all that it can refer to.
-        words = [one for one in self._dictionaries if one.offset < wanted[-1].offset]
+        words = [dictionary for dictionary in self._dictionaries if dictionary.offset < wanted[-1].offset]
         messages = [self._schema, *sorted([*words, *wanted])]
         contents = self._contents(file, messages)
         if contents[0] is None:
@@ -396,11 +398,11 @@ def read_extents(
         RunNotFoundError: this machine does not see the files.
     """
     _must_see(segments)
-    for number, own in groupby(extents, key=lambda extent: extent.segment):
+    for number, extents_of_segment in groupby(extents, key=lambda extent: extent.segment):
         index = SegmentIndex(segments[number].path, segments[number].room)
         if not _extend(index, problems):
             continue
-        wanted = [*own]
+        wanted = [*extents_of_segment]
         same = all(_end_byte(index, extent.end_batch) == extent.end_byte for extent in wanted)
         for first, end in _runs(wanted) if same else _groups(index):
             table = _read(index, first, end, problems)

@@ -103,7 +103,7 @@ def read_stack(path: Path) -> tuple[str, ...]:
             lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return ()
-    frames = [f"{found[1]}:{found[2]} {found[3]}" for line in lines if (found := _FRAME.fullmatch(line))]
+    frames = [f"{match[1]}:{match[2]} {match[3]}" for line in lines if (match := _FRAME.fullmatch(line))]
     return tuple(frame for frame in frames if not frame.startswith(_OWN_FILES))
 
 

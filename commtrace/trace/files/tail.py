@@ -90,9 +90,10 @@ class RunTail:
         problems: list[str] = []
         directory = find_run_directory(self._path)
         segments = newest_segments(directory, problems, _NEWEST)
-        self._forget({one.path for own in segments.values() for one in own})
+        self._forget({segment.path for segments_of_rank in segments.values() for segment in segments_of_rank})
         tails = {
-            rank: _RankTail(own[-1].metadata, [self._index(one.path) for one in own]) for rank, own in segments.items()
+            rank: _RankTail(segments_of_rank[-1].metadata, [self._index(segment.path) for segment in segments_of_rank])
+            for rank, segments_of_rank in segments.items()
         }
         with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
             list(pool.map(lambda tail: tail.find_steps(steps, self._guess), tails.values()))
@@ -104,19 +105,19 @@ class RunTail:
             tables = list(pool.map(lambda tail: tail.table(), tails.values()))
         wanted = StepRange(first - 1, end + 1) if end else None
         problems += [problem for tail in tails.values() for problem in tail.all_problems()]
-        found = [
+        tables_of_ranks = [
             RankTable(tail.metadata, table)
             for tail, table in zip(tails.values(), tables, strict=True)
             if table is not None
         ]
-        if not found:
+        if not tables_of_ranks:
             what = "nothing has been written to its files yet"
             if problems:
                 what = "no readable spans"
             elif tails:  # the file of a running job may end in the middle of a batch
                 what = "its files hold no whole batch of spans yet; if the job has ended, they are torn"
             raise RunNotFoundError(" ".join([f"{directory}: {what}.", *problems]))
-        read = decode(found, wanted)
+        read = decode(tables_of_ranks, wanted)
         problems += [*read.problems, *missing_ranks(read.ranks, directory)]
         first = _without_the_very_first(tails.values(), first, end)
         run = Run(directory, read.ranks, read.names, tuple(map(printable, problems))).with_blocks([read.block])
@@ -310,7 +311,7 @@ def _evenly(count: int, most: int) -> list[int]:
 
 
 def _durations(index: SegmentIndex) -> list[int]:
-    found: list[int] = []
+    durations: list[int] = []
     try:
         index.extend()
         fields = index.schema()
@@ -320,13 +321,13 @@ def _durations(index: SegmentIndex) -> list[int]:
         count = len(index.batches)
         chosen = _evenly(count, _BATCHES_OF_A_SAMPLE)
         for at in chosen:
-            found += _durations_in(index, at, columns)
-        if not found:  # few batches hold steps where these are long, or where a job hangs
+            durations += _durations_in(index, at, columns)
+        if not durations:  # few batches hold steps where these are long, or where a job hangs
             for at in {*range(min(count, _MOST_BATCHES)), *_evenly(count, _MOST_BATCHES)}.difference(chosen):
-                found += _durations_in(index, at, columns)
+                durations += _durations_in(index, at, columns)
     except (OSError, ValueError, pa.ArrowException):
         pass  # deleted meanwhile, or torn: it is a sample of others all the same
-    return found
+    return durations
 
 
 def _durations_in(index: SegmentIndex, batch: int, columns: list[int]) -> list[int]:
@@ -334,4 +335,4 @@ def _durations_in(index: SegmentIndex, batch: int, columns: list[int]) -> list[i
     if part is None:
         return []
     durations = (_values(part, "end") - _values(part, "start"))[_rows_of(part, schema.STEP)]
-    return [int(one) for one in durations[(durations >= 0) & (durations < LONGEST_NS)]]
+    return [int(duration) for duration in durations[(durations >= 0) & (durations < LONGEST_NS)]]

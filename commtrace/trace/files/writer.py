@@ -296,10 +296,10 @@ class _Vocabulary:
         used = np.unique(codes[codes >= 0]).tolist()
         if any(names[code] not in self._codes for code in used):
             self._learn([names[code] for code in used])
-        own = np.zeros(len(names) + 1, np.int32)
+        code_here = np.zeros(len(names) + 1, np.int32)
         for code in used:
-            own[code] = self._codes[names[code]]
-        indices = index_array(np.where(codes < 0, schema.NOT_APPLICABLE, own[codes]), self._index_type)
+            code_here[code] = self._codes[names[code]]
+        indices = index_array(np.where(codes < 0, schema.NOT_APPLICABLE, code_here[codes]), self._index_type)
         return pa.DictionaryArray.from_arrays(indices, self._words)
 
     def _learn(self, values: Sequence[str | None]) -> None:

@@ -11,7 +11,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline.bubble import BubbleCause, RankWaits, bubbles_of_stages
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run
@@ -25,7 +25,7 @@ MS = 1_000_000
 
 
 def pipeline_of(run: Run) -> Pipeline:
-    pipeline = find_pipeline(WholeRun(analyse(run, "0:")))
+    pipeline = find_pipeline(OpenedRun.of(analyse(run, "0:")))
     assert pipeline is not None
     return pipeline
 
@@ -216,14 +216,14 @@ def test_a_bubble_is_measured_although_the_run_cannot_be_replayed(monkeypatch: p
 def test_without_stages_there_is_no_pipeline() -> None:
     run = make_run({rank: [span("step", 0, 10, step=0), span("forward", 0, 5, step=0)] for rank in (0, 1)})
 
-    assert find_pipeline(WholeRun(analyse(run, "0:"))) is None
+    assert find_pipeline(OpenedRun.of(analyse(run, "0:"))) is None
 
 
 def test_without_steps_there_is_no_pipeline() -> None:
     run = PipelineJob(2, 2).run()
     rows = {rank: replace(trace, spans=trace.spans.take(trace.spans.kind != 0)) for rank, trace in run.ranks.items()}
 
-    assert find_pipeline(WholeRun(analyse(replace(run, ranks=rows)))) is None
+    assert find_pipeline(OpenedRun.of(analyse(replace(run, ranks=rows)))) is None
 
 
 @pytest.mark.parametrize(

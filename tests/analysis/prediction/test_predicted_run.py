@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.chain import analyse
+from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.prediction.changes import Changes, LatencyChange
 from commtrace.analysis.prediction.predict import predict
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.cli.commands.whatif import write_predicted
 from commtrace.errors import ConfigurationError
 from tests.pipeline_factory import PipelineJob
@@ -21,11 +21,11 @@ JOB = PipelineJob(
 )
 
 
-def written(directory: Path, **changes: Any) -> tuple[float, WholeRun]:
+def written(directory: Path, **changes: Any) -> tuple[float, Analysis]:
     """Return the predicted step time, and the run that shows it."""
     outcome = predict(analyse(JOB.run()), Changes(**changes))
     write_predicted(outcome, directory)
-    return outcome.prediction.predicted_ns, WholeRun(analyse(directory))
+    return outcome.prediction.predicted_ns, analyse(directory)
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,18 @@ def written(directory: Path, **changes: Any) -> tuple[float, WholeRun]:
 def test_it_holds_the_predicted_step_and_schedule(
     changes: dict[str, Any], schedule: str, microbatches: int, tmp_path: Path
 ) -> None:
-    step_ns, run = written(tmp_path / "predicted", **changes)
-    pipeline = find_pipeline(run)
+    step_ns, analysis = written(tmp_path / "predicted", **changes)
+    pipeline = find_pipeline(OpenedRun.of(analysis))
 
     assert pipeline is not None
     assert (pipeline.schedule, pipeline.microbatches) == (schedule, microbatches)
-    assert predict(run.analysis, Changes()).prediction.fidelity.measured_ns == step_ns
+    assert predict(analysis, Changes()).prediction.fidelity.measured_ns == step_ns
     assert all(stage.unmatched_ns == 0 for stage in pipeline.per_stage)
 
 
 def test_all_instants_of_a_step_are_in_a_state(tmp_path: Path) -> None:
-    _, run = written(tmp_path / "predicted", microbatches=12)
-    partition = run.analysis.partition
+    _, analysis = written(tmp_path / "predicted", microbatches=12)
+    partition = analysis.partition
 
     assert partition.total("other").sum() == 0
 

@@ -7,9 +7,8 @@ import math
 import pytest
 
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.scenarios import replay_of
-from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.replay.observed_steps import ObservedProgram
+from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.trace.run import Run
 from tests.pipeline_factory import PipelineJob
@@ -18,9 +17,8 @@ MS = 1_000_000
 
 
 def replayed(run: Run) -> WhatIf:
-    program = build_program(run, match(run))
-    statistics = StepStatistics.of(run, program)
-    return what_if(run, statistics, replay_of(run, program, statistics))
+    _, steps, statistics = ObservedProgram.of(run, match(run))
+    return what_if(run, statistics, Replay.of(steps, statistics))
 
 
 def test_a_job_without_differences_has_no_slowdown() -> None:

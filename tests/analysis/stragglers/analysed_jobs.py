@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.scenarios import ReplayedSteps, replay_of
+from commtrace.analysis.replay.observed_steps import ObservedProgram
+from commtrace.analysis.replay.scenarios import Replay, ReplayedSteps
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Judgement, find_stragglers
@@ -31,8 +31,8 @@ class Analysed(NamedTuple):
 def analysed(job: Job) -> Analysed:
     run = synthesize(job).run
     matches = match(run)
-    program = build_program(run, matches)
-    statistics = StepStatistics.of(run, program)
-    found = find_stragglers(run, matches, program=program)
-    replayed = replay_of(run, program, statistics).replay(scenarios_of_lost_time(statistics))
+    observed = ObservedProgram.of(run, matches)
+    statistics = observed.statistics
+    found = find_stragglers(run, matches, observed=observed)
+    replayed = Replay.of(observed.steps, statistics).replay(scenarios_of_lost_time(statistics))
     return Analysed(statistics, replayed, found)

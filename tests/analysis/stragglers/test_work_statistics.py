@@ -14,16 +14,16 @@ import pytest
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.replay import step_statistics
+from commtrace.analysis.replay.observed_steps import ObservedProgram, ObservedSteps, Places
 from commtrace.analysis.replay.program import Program, build_program, common_steps
 from commtrace.analysis.replay.scenarios import (
     MEASURED,
     EqualMicrobatches,
     NormalLinks,
     NormalStages,
-    PlacedProgram,
-    Places,
+    Replay,
     Scenario,
-    replay_of,
+    replay_steps,
 )
 from commtrace.analysis.replay.segments import BETWEEN
 from commtrace.analysis.replay.step_statistics import Entries, StatisticsParts, StepStatistics, WorkTable
@@ -156,7 +156,8 @@ def test_a_scenario_is_replayed_part_by_part_as_in_the_whole(recorded: Recorded)
     places, asked = pickle.loads(pickle.dumps((Places.of(work.of_steps), scenarios(work))))
 
     whole, *parts = (
-        PlacedProgram.of(recorded.run, program, places).replay(asked) for program in (recorded.whole, *recorded.parts)
+        replay_steps(ObservedSteps.of(recorded.run, program), places, asked)
+        for program in (recorded.whole, *recorded.parts)
     )
 
     np.testing.assert_equal(asdict(reduce(add, parts)), asdict(whole))
@@ -171,11 +172,10 @@ def test_a_rank_at_normal_speed_saves_what_it_was_slow_for() -> None:
         np.array([step["end_ns"] - step["start_ns"] for step in made.truth["steps"]]) for made in (slow, well)
     )
     analysis = analyse(slow.run)
-    program = build_program(analysis.run, analysis.matches)
-    statistics = StepStatistics.of(analysis.run, program)
+    _, steps, statistics = ObservedProgram.of(analysis.run, analysis.matches)
     found = find_slow_ranks(WorkStatistics.of(analysis.run, statistics, Thresholds()), {})
 
-    saved_ns = replay_of(analysis.run, program, statistics).saved_ns(Scenario((normal_speed(found, {3: (WORK,)}),)))
+    saved_ns = Replay.of(steps, statistics).saved_ns(Scenario((normal_speed(found, {3: (WORK,)}),)))
 
-    assert saved_ns.tolist() == pytest.approx((slow_ns - well_ns)[program.steps].tolist(), rel=0.01)
-    assert not saved_ns[program.steps < 4].any()
+    assert saved_ns.tolist() == pytest.approx((slow_ns - well_ns)[steps.steps].tolist(), rel=0.01)
+    assert not saved_ns[steps.steps < 4].any()

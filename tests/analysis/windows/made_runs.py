@@ -17,9 +17,8 @@ from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
 from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.windows.run import (
-    LargeRun,
     MeasuredRun,
-    WholeRun,
+    OpenedRun,
 )
 from commtrace.errors import CommtraceError
 from commtrace.trace.json_values import to_json
@@ -108,11 +107,11 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
     }
 
 
-def summary_of(run: WholeRun | LargeRun) -> str:
+def summary_of(run: OpenedRun) -> str:
     return json.dumps(summarise_steps(run, is_whole=True).to_json())
 
 
-def stragglers_of(run: WholeRun | LargeRun) -> str:
+def stragglers_of(run: OpenedRun) -> str:
     """Everything that is said of who slows the run, or why nothing is."""
     try:
         return json.dumps(report_of_steps(run).to_json())

@@ -124,6 +124,31 @@ def test_the_slow_job_is_cut_into_three_windows(slow_job: SlowJob) -> None:
     assert here.num_windows == 3
 
 
+@pytest.mark.parametrize(("most_kept", "times_read"), [(1 << 30, 1), (0, 4)])
+def test_replays_read_no_window_again_whose_model_is_kept(
+    slow_job: SlowJob, monkeypatch: pytest.MonkeyPatch, most_kept: int, times_read: int
+) -> None:
+    monkeypatch.setattr("commtrace.analysis.windows.run.MOST_KEPT", most_kept)
+    here = Here()
+    in_windows = open_run(slow_job.directory, workers=Workers(here, 2), most_bytes=0, most_rows=slow_job.most_rows)
+
+    assert summary_of(in_windows) == slow_job.summary
+    assert here.num_windows >= 3 * times_read if times_read > 1 else here.num_windows == 3
+
+
+def test_models_that_fit_are_kept_and_the_others_read_again(slow_job: SlowJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Here()
+    in_windows = open_run(slow_job.directory, workers=Workers(here, 2), most_bytes=0, most_rows=slow_job.most_rows)
+    sizes = in_windows.measure(lambda analysis: (analysis.observed.num_bytes,)).result
+    monkeypatch.setattr("commtrace.analysis.windows.run.MOST_KEPT", max(sizes) + 1)
+    some = open_run(slow_job.directory, workers=Workers(here, 2), most_bytes=0, most_rows=slow_job.most_rows)
+    some.measure(lambda analysis: (analysis.observed.num_bytes,))
+    read = here.num_windows
+
+    assert some.read(lambda observed: observed.steps.tolist()) == [*range(1, 10)]
+    assert here.num_windows == read + 2
+
+
 def end_at_once(_: Analysis) -> Told:
     os._exit(1)
 

@@ -99,7 +99,7 @@ def test_steps_that_lie_apart_are_read_together(name: str, tmp_path: Path) -> No
     assert large is not None
     steps = large.steps.used[::3]
 
-    read = large.read_steps(steps)
+    read = large.analyse_steps(steps)
 
     own = [Timeline.of_analysis(analysis) for analysis in (read, whole)]
     assert read.context.steps == steps

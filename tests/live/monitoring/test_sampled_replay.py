@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.matched import match_run
-from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.findings.causes import STAGE_THAT_CHANGED, advice
 from commtrace.live.monitoring.past import JobPast
@@ -36,7 +35,7 @@ def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, slow: Seq
     for first in range(0, windows * STEPS, STEPS):
         window = steps_of(run, range(first, first + STEPS))
         matched = match_run(ChosenSteps(window, window), f"{first}:{first + STEPS}")
-        steps = ReplayedSamples.of(matched.run, build_program(matched.run, matched.matches))
+        steps = ReplayedSamples.of(matched.run, matched.matches)
         priced.append(price(steps, [frozenset(slow)] if slow else [], normal, past))
     return priced
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.windows.run import WholeRun
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.python.plots.run_plots import RunPlots
 from commtrace.python.plots.style import Plot
 from commtrace.trace.run import Run
 
 
 def plots_of(run: Run) -> RunPlots:
-    return RunPlots(WholeRun(analyse(run)))
+    return RunPlots(OpenedRun.of(analyse(run)))
 
 
 def boxes(plot: Plot) -> Mapping[str, list[tuple[float, float, int]]]:

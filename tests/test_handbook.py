@@ -92,7 +92,7 @@ def test_no_row_is_missing() -> None:
 
 
 @pytest.mark.parametrize("row", rows(PAGE), ids=lambda row: row.name)
-def test_what_a_row_names_exists(row: Row) -> None:
+def test_commands_pages_and_tests_that_a_row_names_exist(row: Row) -> None:
     assert all(row)
     assert faults(row) == []
 
@@ -114,7 +114,7 @@ def test_what_a_row_names_exists(row: Row) -> None:
         ("`make test`", "–", "nothing", "no test, and no hardware would help"),
     ],
 )
-def test_what_is_not_there_is_found(commtrace: str, shown_by: str, on_hardware: str, fault: str) -> None:
+def test_names_that_do_not_exist_are_faults(commtrace: str, shown_by: str, on_hardware: str, fault: str) -> None:
     (row,) = rows(f"| A1 | asks | {commtrace} | {shown_by} | {on_hardware} |")
 
     assert faults(row) == [fault]

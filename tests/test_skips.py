@@ -62,7 +62,7 @@ def test_other_skips_fail_the_session_and_are_named(tmp_path: Path) -> None:
     assert sorted(told.splitlines()[1:3]) == ["test_module.py: no such module", "test_other.py::test_other: no browser"]
 
 
-def test_what_is_expected_depends_on_the_target() -> None:
+def test_expected_skips_depend_on_the_target() -> None:
     of_all, of_test, of_newest = (expected_skips(target) for target in ("none", "test", "test-newest"))
 
     assert "needs a CUDA device: *" in of_all

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
-from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.observed_steps import ObservedProgram
-from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, without_last_attempts
 from commtrace.analysis.steps.choice import ChosenSteps, recorded_steps
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time_of_steps
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.findings.formatting import ranges
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
@@ -145,10 +143,7 @@ def _lost(matched: Matched) -> LostTime | None:
         observed = ObservedProgram.of(run, matches)
     except ReplayError:
         return None
-    statistics = observed.statistics
-    slow = find_stragglers(run, matches, observed=observed).slow
-    replayed = Replay.of(observed.steps, statistics).replay(scenarios_of_lost_time(statistics))
-    return lost_time(statistics, replayed, slow, run.world_size if on_gpu(run) else None)
+    return lost_time_of_steps(run, observed, find_stragglers(run, matches, observed=observed).slow)
 
 
 def _attempts_of(run: Run) -> dict[int, int]:

@@ -30,9 +30,9 @@ NOT_JUDGED: Final[Kind] = "not_judged"
 
 KINDS: Final = (FAILED, HANG, MISMATCH, SILENT, SLOW, LOST, RECORDING, NOT_JUDGED)
 """In the order of a list, but that the first two stand as they come, the cause first: ranks that failed; ranks without
-progress; ranks that do not call the same; ranks that no longer report; ranks, a host, a stage, a link, … that cost time;
-time that no such thing explains, by cause; what is wrong with the recording; and what could not be judged, because a
-signal is missing."""
+progress; ranks that do not call the same; ranks that no longer report; ranks, a host, a stage, a link, … that cost
+time; time that no such thing explains, by cause; what is wrong with the recording; and what could not be judged,
+because a signal is missing."""
 
 STOPS: Final = (FAILED, HANG)
 """The job makes no progress: whatever else it loses is no matter now."""

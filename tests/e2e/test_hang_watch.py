@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,19 @@ LIMIT_SECONDS = 60.0
 
 
 def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """The monitor's last event and the dumps of the ranks, after which the job is killed."""
+    """The monitor's last event and the dumps of the ranks."""
+    events = _events_of_a_hung_job(directory, arguments, HANG_SECONDS)
+    dumps = {
+        int(path.parent.name.removeprefix("rank-")): json.loads(path.read_text())
+        for path in directory.glob("rank-*/hang-*-001.json")
+    }
+    noticed = min(dump["time"] for dump in dumps.values())
+    assert events[0]["time_ns"] / 1e9 - noticed < MOST_SECONDS_TO_TELL
+    return events[-1], dumps
+
+
+def _events_of_a_hung_job(directory: Path, arguments: Sequence[str], hang_seconds: float) -> list[dict[str, Any]]:
+    """The monitor's events about the hang, after which the job is killed."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
     environment = {
         **inherited,
@@ -35,7 +49,7 @@ def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int
         "COMMTRACE_DIR": str(directory),
         "COMMTRACE_EXPORT": "monitor",
         "COMMTRACE_MONITOR_SECONDS": "2",
-        "COMMTRACE_HANG_SECONDS": str(HANG_SECONDS),
+        "COMMTRACE_HANG_SECONDS": str(hang_seconds),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     }
     command = [sys.executable, str(PROGRAM), *arguments]
@@ -50,13 +64,7 @@ def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int
                     os.kill(pid, signal.SIGKILL)
             job.wait()
     assert alive, "the watch must never end the job"
-    dumps = {
-        int(path.parent.name.removeprefix("rank-")): json.loads(path.read_text())
-        for path in directory.glob("rank-*/hang-*-001.json")
-    }
-    noticed = min(dump["time"] for dump in dumps.values())
-    assert events[0]["time_ns"] / 1e9 - noticed < MOST_SECONDS_TO_TELL
-    return events[-1], dumps
+    return events
 
 
 def _wait_for_events(directory: Path, log: Path) -> list[dict[str, Any]]:
@@ -87,6 +95,15 @@ def test_the_rank_that_does_not_come_is_named_with_its_place(tmp_path: Path) -> 
     # Blocked inside the collective, and nevertheless able to say so.
     (blocked,) = dumps[0]["in_flight"]
     assert (blocked["operation"], blocked["seq"], blocked["blocking"]) == ("all_reduce", 100, True)
+
+
+def test_that_no_step_ends_is_told_long_before_ranks_count_as_hung(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    event, *_ = _events_of_a_hung_job(run, ("2", "sleeps"), 600.0)
+    assert (event["kind"], event["finding"]["id"]) == ("found", "hang")
+    assert re.search(r"No step has ended for \d+ s \(a step takes ", event["sentence"]), event
+    assert event["sentence"].endswith(f"commtrace doctor {run}")
+    assert event["time_ns"] - event["finding"]["since_ns"] >= 15 * 10**9
 
 
 def test_a_dead_rank_is_named(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_groups_of_the_optimizer() -> None:
     assert sizes["zero"]["check_overflow"] == 0
 
 
-def test_what_a_plan_does_not_know_is_named() -> None:
+def test_parts_of_a_model_that_no_plan_knows_are_named() -> None:
     sizes = deepspeed_sizes(engine(parameter(1), parameter(2, trained=False), has_moe_layers=True))
 
     assert sizes["parameter_elements"] == [1]

@@ -85,7 +85,9 @@ def test_options_of_the_configuration(options: dict[str, Any], part: str, expect
         ({}, {"use_megatron_fsdp": True}, ["use_megatron_fsdp"]),
     ],
 )
-def test_what_a_plan_does_not_know_is_named(options: dict[str, Any], ddp: dict[str, Any], left_out: list[str]) -> None:
+def test_options_of_a_model_that_no_plan_knows_are_named(
+    options: dict[str, Any], ddp: dict[str, Any], left_out: list[str]
+) -> None:
     assert megatron_sizes(wrapped(ddp, **options), 32, 1)["not_planned"] == left_out
 
 

@@ -118,7 +118,7 @@ def test_gradients_are_the_same_bits(recording: Recording, way: Checkpoint) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Please specify CheckpointImpl:FutureWarning")
-def test_what_is_made_of_the_checkpoint_of_torch(recording: Recording) -> None:
+def test_wrappers_of_torchs_checkpoint_are_recorded(recording: Recording) -> None:
     layers = nn.Sequential(*(Layer(recording) for _ in range(4)))
     value = torch.ones(2, 4, requires_grad=True)
     checkpoint_sequential(layers, 2, value, use_reentrant=False).sum().backward()

@@ -68,7 +68,7 @@ def test_operations(quantity: str, tool: int, ours: int) -> None:
     assert (one.tool, one.ours) == (tool, ours)
 
 
-def test_what_the_pipeline_really_sends() -> None:
+def test_the_pipeline_sends_a_message_for_each_microbatch_and_boundary() -> None:
     assert found("one iteration", "pipeline", "bytes").ours == 512 * 64 * (1 << 20) == 32 * GIB
 
 

@@ -54,7 +54,7 @@ def test_a_configuration_beside_its_plan(tmp_path: Path) -> None:
         ({"fp16": {"enabled": True}, "communication_data_type": "fp32"}, {"parameter_bytes": 2, "gradient_bytes": 4}),
     ],
 )
-def test_what_is_left_out_follows(config: dict[str, Any], expected: dict[str, int]) -> None:
+def test_options_that_are_left_out_follow_from_the_others(config: dict[str, Any], expected: dict[str, int]) -> None:
     assert expected.items() <= deepspeed_layout(config, {"dp": 2}).items()
 
 

@@ -124,7 +124,7 @@ def test_the_command_reads_only_the_steps_that_are_asked_for(directory: Path) ->
         (["SELECT 1", "--steps", "90:95"], "no step in 90:95; recorded are 0–2"),
     ],
 )
-def test_what_cannot_be_answered_is_explained_in_words(words: list[str], said: str, directory: Path) -> None:
+def test_queries_that_cannot_be_answered_are_explained_in_words(words: list[str], said: str, directory: Path) -> None:
     result = CliRunner().invoke(app, ["sql", str(directory), *words])
 
     assert (result.exit_code, result.stdout) == (2, "")

@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
     assert ends[0] == ends[1] != ends[2]
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_run_is_read_back_whole(tmp_path: Path) -> None:
     made = synthesize(replace(SMALL, missing=0.05, clocks=random_clocks(1)))
     counted: list[int] = []
     written = write(made, tmp_path / "run", progress=counted.append)

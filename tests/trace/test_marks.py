@@ -113,7 +113,7 @@ def test_a_mark_that_nobody_declared_is_passed_over() -> None:
         ("end", DEEP_JSON),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, text: str) -> None:
+def test_marks_with_impossible_values_are_refused(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_mark(name, text, most_ranks=4)
 

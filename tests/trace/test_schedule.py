@@ -59,7 +59,7 @@ def test_each_order_is_recognised_as_its_schedule_and_does_all_work_once(schedul
 
 
 @pytest.mark.parametrize(("name", "with_two"), [("gpipe", "looped_bfs"), ("zb1p", "interleaved_zero_bubble")])
-def test_with_several_chunks_a_schedule_has_another_name(name: str, with_two: str) -> None:
+def test_a_schedule_of_several_chunks_has_a_name_of_its_own(name: str, with_two: str) -> None:
     assert (with_chunks(name, 1), with_chunks(name, 2)) == (name, with_two)
     assert orders(name, 4, 8, 2) == orders(with_two, 4, 8, 2)
 

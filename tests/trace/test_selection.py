@@ -104,7 +104,7 @@ def test_the_forms_of_module_choices_that_users_write(text: str, taken: list[str
 @pytest.mark.parametrize(
     "text", ["depth=", "depth=-1", "a..b", ",", "re:(", "re:a)|(b", r"re:(a)\1", "re:(?!a)", "a" * 1_001]
 )
-def test_what_cannot_be_read_is_refused(text: str) -> None:
+def test_choices_of_modules_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="modules"):
         ModuleChoice.parse(text)
 

@@ -6,12 +6,14 @@ rank that arrived last. It ends at the step's begin, or at the end of the previo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.breakdown.states import (
@@ -40,7 +42,7 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int32, Int64, Spans
+from commtrace.trace.spans import Int64, Spans
 
 TRANSFER: Final = "transfer"
 HOST: Final = "host"
@@ -194,7 +196,7 @@ def _merged(pieces: Iterable[Piece]) -> list[Piece]:
     for piece in pieces:
         if merged and merged[-1][2:] == piece[2:]:
             merged[-1] = merged[-1]._replace(end=piece.end)
-        elif piece.ns:
+        elif piece.end > piece.start:
             merged.append(piece)
     return merged
 
@@ -271,17 +273,20 @@ class _PathLanes:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """The activity of one rank: adjoining intervals in ascending order."""
+    """The activity of one rank: adjoining intervals in ascending order.
 
-    edges: Int64  # ns; interval i lasts from edges[i] to edges[i + 1]
-    kind: Int64  # by interval, position in KINDS
-    stall: Int64  # by interval, row of the following columns; −1 without a stall
-    begin: Int64
-    ready: Int64
-    ready_exact: Bool
-    end_exact: Bool
-    last_rank: Int64
-    role: Int32  # position in ``words``
+    The columns are read number by number, which numpy does several times slower than a memoryview.
+    """
+
+    edges: memoryview  # ns; interval i lasts from edges[i] to edges[i + 1]
+    kind: memoryview  # by interval, position in KINDS
+    stall: memoryview  # by interval, row of the following columns; −1 without a stall
+    begin: memoryview
+    ready: memoryview
+    ready_exact: memoryview
+    end_exact: memoryview
+    last_rank: memoryview
+    role: memoryview  # position in ``words``
     words: tuple[str, ...]
 
     @classmethod
@@ -300,39 +305,44 @@ class _Lane:
         communication = stalls.row if is_kernel_trace(spans) else communications_of(block, stalls.row)
         awaited = np.append(_awaited_rank(spans, rank, matches.ranks[rank]), -1)
         return cls(
-            edges=segments.edges,
-            kind=np.append(_kinds(roles)[every.state], KINDS.index(HOST))[segments.winner],
-            stall=np.where(is_stall, segments.winner - work, -1),
-            begin=np.append(spans.start, 0)[communication],
-            ready=np.append(ready_times.ready, 0)[communication],
-            ready_exact=np.append(matches.ranks[rank].ready_exact, True)[communication],
-            end_exact=np.append(spans.end_exact, True)[communication],
-            last_rank=awaited[communication],  # unrecorded communication has row −1, the last one: unknown
-            role=ready_times.role[stalls.row],
+            edges=_numbers(segments.edges),
+            kind=_numbers(np.append(_kinds(roles)[every.state], KINDS.index(HOST))[segments.winner]),
+            stall=_numbers(np.where(is_stall, segments.winner - work, -1)),
+            begin=_numbers(np.append(spans.start, 0)[communication]),
+            ready=_numbers(np.append(ready_times.ready, 0)[communication]),
+            ready_exact=_numbers(np.append(matches.ranks[rank].ready_exact, True)[communication]),
+            end_exact=_numbers(np.append(spans.end_exact, True)[communication]),
+            # Unrecorded communication has row −1, the last one: unknown.
+            last_rank=_numbers(awaited[communication]),
+            role=_numbers(ready_times.role[stalls.row]),
             words=roles.words,
         )
 
     def before(self, now: int) -> _Interval:
         """Return the rank's activity just before this instant."""
-        number = int(self.edges.searchsorted(now)) - 1
+        number = bisect_left(self.edges, now) - 1
         if number < 0:
             return _Interval(_EVER, UNKNOWN)  # it had not recorded anything yet
-        start = int(self.edges[number])
+        start = self.edges[number]
         if number == len(self.kind):
             return _Interval(start, UNKNOWN)  # it recorded nothing any more
-        row = int(self.stall[number])
+        row = self.stall[number]
         if row < 0:
             return _Interval(start, KINDS[self.kind[number]])
         role = self.words[self.role[row]]
         stall = _Stall(
-            int(self.begin[row]),
-            int(self.ready[row]),
+            self.begin[row],
+            self.ready[row],
             bool(self.ready_exact[row]),
             bool(self.end_exact[row]),
-            int(self.last_rank[row]),
+            self.last_rank[row],
             role,
         )
         return _Interval(start, TRANSFER, stall)
+
+
+def _numbers(column: npt.NDArray[Any]) -> memoryview:
+    return column.data
 
 
 def _kinds(roles: Roles) -> Int64:

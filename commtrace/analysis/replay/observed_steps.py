@@ -363,23 +363,23 @@ def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> 
 class _ItemsByStep(NamedTuple):
     """Items of a program by step."""
 
-    order: Int64  # numbers of the items, by step
+    order: Int32  # numbers of the items, by step
     bounds: list[int]  # of the steps
     within: Int32  # the number of each item within its step
 
     @classmethod
     def of(cls, step: Integers, num_steps: int, key: Sequence[Integers] = ()) -> _ItemsByStep:
         """Return the items of each step in the order of ``key``, else as they are."""
-        order = np.argsort(pack((step, *key)), kind="stable")
+        order = np.argsort(pack((step, *key)), kind="stable").astype(np.int32)
         bounds = bounds_of(np.bincount(step, minlength=num_steps))
         within = np.empty(len(step), np.int32)
         within[order] = np.arange(len(step)) - np.repeat(bounds[:-1], np.diff(bounds))
         return cls(order, bounds.tolist(), within)
 
-    def of_steps(self, steps: Sequence[int]) -> Int64:
+    def of_steps(self, steps: Sequence[int]) -> Int32:
         return np.concatenate([self.order[self.bounds[step] : self.bounds[step + 1]] for step in steps])
 
-    def columns(self, columns: Sequence[Sequence[int]]) -> Int64:
+    def columns(self, columns: Sequence[Sequence[int]]) -> Int32:
         """Return the items, shape (items, columns); each column has these steps side by side."""
         return np.stack([self.of_steps(steps) for steps in columns], axis=1)
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace as replaced
 from typing import Final
 
@@ -18,11 +18,11 @@ from commtrace.analysis.hangs.job_state import state_of_job
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
-from commtrace.analysis.stragglers.lost_time import LostTime
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_findings
 from commtrace.analysis.stragglers.search import Judgement, MeasuredWork, judge_stragglers
 from commtrace.analysis.windows.run import OpenedRun
-from commtrace.findings.causes import JOB, OF_DIVISION, PART_OF_LOSS, TRANSFER, advice
-from commtrace.findings.finding import LOST, Finding, finding_id, not_judged, ranked
+from commtrace.findings.causes import JOB, TRANSFER
+from commtrace.findings.finding import LOST, Finding, not_judged, ranked
 from commtrace.trace.processes import process_state
 
 NO_STEPS: Final = "No step was recorded in full, so nothing can be compared."
@@ -52,7 +52,7 @@ def with_lost_time(judgement: Judgement, lost: LostTime | None) -> tuple[Finding
         replace(finding, part_ns=ns / lost.num_steps)
         for finding, ns in zip(judgement.slow, lost.of_findings, strict=True)
     ]
-    return ranked([*slow, *_lost(lost, slow), *judgement.not_judged])
+    return ranked([*slow, *lost_findings(lost, judgement.slow), *judgement.not_judged])
 
 
 def with_roles(findings: Iterable[Finding], transfer_ns: Mapping[str, float]) -> tuple[Finding, ...]:
@@ -65,23 +65,6 @@ def with_roles(findings: Iterable[Finding], transfer_ns: Mapping[str, float]) ->
         else finding
         for finding in findings
     )
-
-
-def _lost(lost: LostTime, slow: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the parts of lost time without what the findings take of them."""
-    of_division = sum(one.part_ns or 0.0 for one in slow if one.cause in OF_DIVISION)
-    for cause, name in PART_OF_LOSS.items():
-        ns = getattr(lost, name) / lost.num_steps - (of_division if name == "imbalance_ns" else 0.0)
-        yield Finding(
-            id=finding_id(LOST, JOB, cause),
-            kind=LOST,
-            place=JOB,
-            cause=cause,
-            cost_ns=ns,
-            share=ns * lost.num_steps / lost.steps_ns if lost.steps_ns else None,
-            part_ns=ns,
-            advice=advice(cause, 0, JOB),
-        )
 
 
 def with_reasons(awaited: Iterable[AwaitedRank], findings: Sequence[Finding]) -> tuple[AwaitedRank, ...]:

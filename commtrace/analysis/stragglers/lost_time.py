@@ -9,19 +9,22 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
 
+from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.keys import sort_groups
 from commtrace.analysis.replay.ideal import equal_stages
+from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.replay.scenarios import (
     MEASURED,
     IdealWork,
     NoTransfers,
+    Replay,
     ReplayedSteps,
     Scenario,
     WithoutPauses,
@@ -29,9 +32,10 @@ from commtrace.analysis.replay.scenarios import (
 from commtrace.analysis.replay.step_statistics import StepStatistics, WorkTable
 from commtrace.analysis.statistics import grouped_median
 from commtrace.analysis.stragglers.late_hosts import is_launch_bound_job
-from commtrace.findings.causes import CAUSES, DATA, PAUSES
-from commtrace.findings.finding import Finding
+from commtrace.findings.causes import CAUSES, DATA, JOB, OF_DIVISION, PART_OF_LOSS, PAUSES, advice
+from commtrace.findings.finding import LOST, Finding, finding_id
 from commtrace.trace.json_values import JsonObject
+from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
 
@@ -123,6 +127,30 @@ def lost_time(
             parts[cause.part] -= ns
             stragglers_ns += ns
     return LostTime(num_steps, gpus, steps_ns, ideal_ns, stragglers_ns, **parts, of_findings=tuple(of_findings))
+
+
+def lost_time_of_steps(run: Run, observed: ObservedProgram, slow: Sequence[Finding]) -> LostTime:
+    """Divide the time of steps that are in memory, whose clocks agree; ``observed`` are those of ``run``."""
+    _, steps, statistics = observed
+    replayed = Replay.of(steps, statistics).replay(scenarios_of_lost_time(statistics))
+    return lost_time(statistics, replayed, slow, run.world_size if on_gpu(run) else None)
+
+
+def lost_findings(lost: LostTime, slow: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the parts of lost time without what the findings ``slow``, with which it was divided, take of them."""
+    of_division = sum(ns for finding, ns in zip(slow, lost.of_findings, strict=True) if finding.cause in OF_DIVISION)
+    for cause, name in PART_OF_LOSS.items():
+        part_ns = (getattr(lost, name) - (of_division if name == "imbalance_ns" else 0)) / lost.num_steps
+        yield Finding(
+            id=finding_id(LOST, JOB, cause),
+            kind=LOST,
+            place=JOB,
+            cause=cause,
+            cost_ns=part_ns,
+            share=part_ns * lost.num_steps / lost.steps_ns if lost.steps_ns else None,
+            part_ns=part_ns,
+            advice=advice(cause, 0, JOB),
+        )
 
 
 def _shares(costs_ns: Sequence[int], part_ns: int) -> list[int]:

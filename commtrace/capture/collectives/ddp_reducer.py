@@ -107,7 +107,7 @@ class CppCalls:
         """Have the end recorded. ``stalls_until_end``: the caller does nothing until then."""
         if isinstance(issued, DeviceCall):
             if self._devices is not None:
-                self._devices.complete(issued, work)
+                self._devices.record_cpp_submission(issued, work)
             return
         call, append, unfinished, failed = issued, self._tracer.append, self._unfinished, self._tracer.failed
         try:
@@ -222,7 +222,7 @@ class CppCalls:
                 self._native.core.buckets_waited(start, end, isinstance(issued, NativeBucket))
             call = issued if isinstance(issued, DeviceCall) else last_in_python
             if self._devices is not None and isinstance(call, DeviceCall):
-                self._devices.stalled(call, start, end, is_last=call is issued)
+                self._devices.record_cpp_stall(call, start, end, is_last=call is issued)
             return
         issued.completion[WAITED] = end
         # What follows the end of the communication is the reducer copying gradients: work, not a stall. One that was
@@ -400,7 +400,7 @@ class _Backward:
                 self._issued.ask()
             elif self._issued.devices is not None:
                 devices = self._issued.devices
-                devices.futures_waited(self._first, self._start, devices.mark())
+                devices.record_future_waits(self._first, self._start, devices.mark())
         except Exception as error:
             self._tracer.failed(PART, error)
 

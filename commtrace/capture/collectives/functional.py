@@ -572,7 +572,7 @@ class FunctionalWaits:
     def remember(self, awaited: AwaitedResult, storages: Iterable[int]) -> None:
         """Treat a wait for a tensor in one of these storages as a wait for this communication."""
         if awaited.call is not None and self._devices is not None:
-            self._devices.returned(awaited.call)
+            self._devices.record_handover(awaited.call)
         for storage in storages:
             earlier = self._pending.get(storage)
             if earlier is not None:
@@ -607,7 +607,7 @@ class FunctionalWaits:
         launch = self._native.launch(facts)
         if self._devices is None or isinstance(launch.start, int):
             return AwaitedResult(launch, number=facts.id)
-        return AwaitedResult(launch, self._devices.made_of(launch, facts.id, facts.position))
+        return AwaitedResult(launch, self._devices.call_of(launch, facts.id, facts.position))
 
     def _is_result(self, storage: int) -> bool:
         return storage in self._pending or (self._native is not None and self._native.core.has_result(storage))
@@ -617,7 +617,7 @@ class FunctionalWaits:
             return
         pending.waited = True
         if pending.call is not None and self._devices is not None:
-            self._devices.forgotten(pending.call)
+            self._devices.give_up(pending.call)
             return
         self._tracer.append((forgotten_rows, kind_of(pending.launch), pending.launch, pending.number))
 
@@ -688,7 +688,7 @@ class FunctionalWaits:
         if pending.waited and pending.launch.operation.is_p2p:
             return  # torch did not wait either: tensor and result of a message have one Work
         if pending.call is not None and self._devices is not None:
-            self._devices.waited(pending.call, start, end)
+            self._devices.record_wait(pending.call, start, end)
             pending.waited = True
             return
         tracer = self._tracer

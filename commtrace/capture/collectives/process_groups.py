@@ -139,7 +139,7 @@ class ProcessGroupCapture:
                 completion[ENDED] = _UNFINISHED
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, completion[NUMBER]))
         if self._devices is not None:
-            self._devices.forget_all()
+            self._devices.give_up_all()
 
     def unfinished(self) -> list[Launch]:
         waiting = [
@@ -229,7 +229,7 @@ class ProcessGroupCapture:
         if self._native is not None and self._devices is not None:
             facts = NativeFacts(*known)
             launch = self._native.launch(facts)
-            self._devices.waited_on_a_side(launch, facts.id, facts.position, waited_from, end)
+            self._devices.record_side_wait(launch, facts.id, facts.position, waited_from, end)
 
     def _captured(self, original: Callable[..., object], operation: Operation) -> Callable[..., object]:
         tracer, devices = self._tracer, self._devices
@@ -292,7 +292,7 @@ class ProcessGroupCapture:
                     else:
                         remember(launch, None, work)
                 elif device_call is not None and devices is not None:
-                    devices.launched(device_call, work)
+                    devices.record_submission(device_call, work)
                 elif work is not None:
                     unrecorded(work)
             except Exception as error:
@@ -400,7 +400,7 @@ class ProcessGroupCapture:
         if earlier is not None:
             self._forgotten(earlier)
         if self._devices is not None:
-            self._devices.forget(work)
+            self._devices.give_up_work(work)
 
 
 def _may_end(pending: PendingWork) -> bool:

@@ -129,7 +129,7 @@ def wrap_wait_on_device(
             if ours is not None and ours[2]() is work:
                 blocked[0], stall_start = ours[0], devices.mark()
             else:
-                calls, stall_start = devices.about_to_wait(work)
+                calls, stall_start = devices.begin_wait(work)
                 if calls is not None:
                     blocked[0] = calls[0]
         except Exception as error:
@@ -148,7 +148,7 @@ def wrap_wait_on_device(
                 tracer.failed(part, error)
         try:
             if calls is not None:
-                devices.waited_by_its_work(work, calls, stall_start)
+                devices.end_wait(work, calls, stall_start)
                 return result
             end, stall_end = now_ns(), devices.mark()
             waited_for = pending.pop(id(work), None)
@@ -162,7 +162,7 @@ def wrap_wait_on_device(
                 tracer.append((completed_rows, kind_of(launch), launch, number, end, ()))
             else:
                 number, completion[WAITED] = completion[NUMBER], end
-            devices.host_stalled(launch, number, stall_start, stall_end)
+            devices.record_host_stall(launch, number, stall_start, stall_end)
         except Exception as error:
             tracer.failed(part, error)
         return result
@@ -236,7 +236,7 @@ class FutureWaits:
     def _taken(self, work: object) -> _OfWork | None:
         self._surrendered(work)
         if self._devices is not None:
-            self._devices.future_taken(work)
+            self._devices.note_future(work)
         key = id(work)
         pending = self._pending.get(key)
         return None if pending is None or pending[2]() is not work else _OfWork(key, pending)
@@ -260,7 +260,7 @@ class FutureWaits:
             tracer.last_mark = end
             tracer.append((stall_rows, schema.STALL, launch, number, tracer.coordinates, start, end))
         else:
-            self._devices.host_stalled(launch, number, start, end)
+            self._devices.record_host_stall(launch, number, start, end)
 
     def _remember(self, future: object, pending: _OfWork) -> None:
         key, known = id(future), self._known

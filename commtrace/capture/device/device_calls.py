@@ -1,8 +1,24 @@
 """Time communication of tensors on an accelerator by marks on streams (docs/gpu-validation.md).
 
-* synchronous: marks around it on the current stream, which it stalls.
-* asynchronous: marks around the wait, in C++ by :meth:`DeviceCalls.stalled`. A stream that stalled did so until the
-  operation ended; else that ended earlier, at an unknown time.
+The states of a call, and what takes it from one to the next::
+
+    launch    launch(): the mark before it; in a coalescing bracket, the bracket's
+      │
+    bracket   a member, until ending_bracket() launches all of them together
+      │
+    handover  the backend has got it
+      ├── end        record_submission(): it ran on the current stream, and stalled it
+      ├── pending    record_submission(): it is kept with its Work
+      │     └── end      end_wait(), or record_future_waits() for a future of the Work
+      ├── unwaited   record_cpp_submission(): C++ has its Work
+      │     └── end      record_cpp_stall()
+      └── result     record_handover(): a functional collective has a tensor instead of a Work
+            └── end      record_wait()
+
+Whatever nobody waited for is given up: give_up(), give_up_work(), give_up_all(). Its row has a start and no end.
+
+A wait has marks around it. A stream that stalled there did so until the operation ended; else that ended earlier, at an
+unknown time.
 """
 
 from __future__ import annotations
@@ -57,7 +73,7 @@ class DeviceCalls:
         self._clock = clock
         # With a reference to the Work: see commtrace.capture.collectives.waits.PendingWorks.
         self._pending: dict[int, PendingCalls] = {}
-        self._dead = DeadWorks(self._pending, _may_be_waited_for, self._give_up)
+        self._dead = DeadWorks(self._pending, _may_be_waited_for, self._give_up_entry)
         self._unwaited: dict[Queue, deque[DeviceCall]] = {}
         self._streams = StreamWaits(tracer, clock)
         placement = Placement()
@@ -106,11 +122,12 @@ class DeviceCalls:
             self.resolved.hidden_ends.follow(call)
         return call
 
-    def launched(self, call: DeviceCall, work: object) -> None:
-        self._launched((call,), work)
+    def record_submission(self, call: DeviceCall, work: object) -> None:
+        """Record that the backend has got ``call``: it ends on the current stream, or with the wait for its Work."""
+        self._record_submission((call,), work)
 
-    def complete(self, call: DeviceCall, _work: object) -> None:
-        """Remember an operation that C++ launched, until :meth:`stalled` reports its wait."""
+    def record_cpp_submission(self, call: DeviceCall, _work: object) -> None:
+        """Remember an operation that C++ launched, until :meth:`record_cpp_stall` reports its wait."""
         if isinstance(call, CapturedCall):
             call.stamps.launched(call)
             call.stamps.ends_here(call, has_run=False)
@@ -120,13 +137,13 @@ class DeviceCalls:
         # streams of the job that are among them would wait for it, which can deadlock pipelines, and the outputs would
         # be recorded on that stream, which delays the reuse of their memory (Future::invokeCallback in torch's
         # ATen/core/ivalue_inl.h).
-        self._returned((call,))
+        self._record_handover((call,))
         unwaited = self._unwaited.setdefault(call.queue, deque())
         unwaited.append(call)
         if len(unwaited) > MOST_UNWAITED:
-            self._ended(unwaited.popleft())
+            self._record_end(unwaited.popleft())
 
-    def stalled(self, call: DeviceCall, start: Mark, end: Mark, *, is_last: bool = True) -> None:
+    def record_cpp_stall(self, call: DeviceCall, start: Mark, end: Mark, *, is_last: bool = True) -> None:
         """Record a stall of C++ on ``call`` and all earlier calls on the same stream; the stall is the last one's."""
         if isinstance(call, CapturedCall):
             return
@@ -138,11 +155,11 @@ class DeviceCalls:
             earlier.append(unwaited.popleft())
         for ended in reversed(earlier):  # The last one first: the others ended before it did.
             ended.waited_from, ended.end = start, end
-            self._ended(ended)
+            self._record_end(ended)
         if is_last:
             tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
-    def future_taken(self, work: object) -> None:
+    def note_future(self, work: object) -> None:
         """Note that the future of a Work was taken, probably to be waited for instead."""
         for call in self._calls_of(work) or ():
             call.has_future = True
@@ -151,7 +168,7 @@ class DeviceCalls:
         calls, reference = self._pending.get(id(work), _NO_CALLS)
         return calls if reference() is work else None
 
-    def futures_waited(self, first: int, start: Mark, end: Mark) -> None:
+    def record_future_waits(self, first: int, start: Mark, end: Mark) -> None:
         """Record that C++ has waited for the futures of calls numbered from ``first`` on."""
 
         def is_waited_for(entry: PendingCalls) -> bool:
@@ -163,17 +180,17 @@ class DeviceCalls:
         calls = sorted((call for calls, _ in entries for call in calls), key=lambda call: call.id)
         for call in reversed(calls):  # The last one first: the others ended before it did.
             call.waited_from, call.end = start, end
-            self._ended(call)
+            self._record_end(call)
         if calls:
-            self._stalled_on(calls[-1], start, end)
+            self._record_stall(calls[-1], start, end)
 
-    def about_to_wait(self, work: object) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
+    def begin_wait(self, work: object) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
         """Return the calls of this Work, and a mark before the wait for it; None if it is not ours."""
         calls = self._calls_of(work)
         return calls, None if calls is None else calls[0].clock.mark(calls[0].device)
 
-    def waited_by_its_work(self, work: object, calls: tuple[DeviceCall, ...], start: Mark) -> None:
-        """Record the return of the wait that :meth:`about_to_wait` has marked."""
+    def end_wait(self, work: object, calls: tuple[DeviceCall, ...], start: Mark) -> None:
+        """Record the return of the wait that :meth:`begin_wait` has marked."""
         first = calls[0]
         if isinstance(first, CapturedCall):
             self._pending.pop(id(work), None)
@@ -182,7 +199,7 @@ class DeviceCalls:
             return
         end = self._clock.mark(first.device)
         if self._pending.pop(id(work), _NO_CALLS)[0] is calls:
-            self._waited(calls, start, end)
+            self._record_waits(calls, start, end)
 
     def synchronizing(self, original: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
@@ -193,7 +210,7 @@ class DeviceCalls:
             calls: tuple[DeviceCall, ...] | None = None
             start: Mark | None = None
             try:
-                calls, start = self.about_to_wait(work)
+                calls, start = self.begin_wait(work)
                 if calls is not None:
                     blocked[0] = calls[0]
             except Exception as error:
@@ -208,24 +225,24 @@ class DeviceCalls:
                 except Exception as error:
                     failed(PART, error)
             try:
-                self.waited_by_its_work(work, calls, start)
+                self.end_wait(work, calls, start)
             except Exception as error:
                 failed(PART, error)
             return result
 
         return synchronize
 
-    def waited_on_a_side(self, launch: Launch, number: int, position: int, waited_from: Mark, end: Mark) -> None:
+    def record_side_wait(self, launch: Launch, number: int, position: int, waited_from: Mark, end: Mark) -> None:
         """Note that a stream that does not compute has run, or waited for, a communication of the native part."""
-        call = self.made_of(launch, number, position)
+        call = self.call_of(launch, number, position)
         call.waited_from, call.end = waited_from, end
         self._streams.passes(end, call)
 
     def take_over(self, launch: Launch, number: int, position: int, work: object) -> None:
         """Go on with a communication of the native part, as something else than its Work is waited for."""
-        self._remember(work, (self.made_of(launch, number, position),))
+        self._keep_pending(work, (self.call_of(launch, number, position),))
 
-    def made_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
+    def call_of(self, launch: Launch, number: int, position: int) -> DeviceCall:
         """Return the call of a communication of the native part."""
         peer = launch.peer if launch.operation.is_p2p and launch.state.nccl.has_stream_per_pair else -1
         device: int = launch.start.device  # type: ignore[union-attr]  # it is a mark on a device
@@ -233,51 +250,52 @@ class DeviceCalls:
         call.id = call.batch = number
         return call
 
-    def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
+    def record_wait(self, call: DeviceCall, start: Mark, end: Mark) -> None:
         """Record a wait for ``call`` without its Work; each of several results has a wait."""
         if isinstance(call, CapturedCall):
             call.stamps.waited(call, start)
         elif call.end is None:
-            self._waited((call,), start, end)
+            self._record_waits((call,), start, end)
         else:
-            self._stalled_on(call, start, end)
+            self._record_stall(call, start, end)
 
-    def returned(self, call: DeviceCall) -> None:
+    def record_handover(self, call: DeviceCall) -> None:
         """Note that the backend has got ``call``, whose Work will not be waited for."""
         if isinstance(call, CapturedCall):
             call.stamps.launched(call)
             return
-        self._returned((call,))
+        self._record_handover((call,))
 
-    def forgotten(self, call: DeviceCall) -> None:
+    def give_up(self, call: DeviceCall) -> None:
+        """Record a call that nobody waited for: it has no end."""
         if not isinstance(call, CapturedCall):  # that has its end when its graph is captured
-            self._ended(call)
+            self._record_end(call)
 
     def mark(self, device: int | None = None) -> Mark:
         return self._clock.mark(device)
 
-    def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
+    def record_host_stall(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
         tracer = self._tracer
         tracer.last_mark = end
         tracer.append((marked_stall_rows, schema.STALL, launch, number, tracer.coordinates, self._clock, start, end))
 
-    def forget(self, work: object) -> None:
+    def give_up_work(self, work: object) -> None:
         """Give up an earlier Work with the id of this one, which is not ours."""
         for call in self._pending.pop(id(work), _NO_CALLS)[0]:
-            self.forgotten(call)
+            self.give_up(call)
 
-    def _give_up(self, entry: PendingCalls) -> None:
+    def _give_up_entry(self, entry: PendingCalls) -> None:
         for call in entry[0]:
-            self.forgotten(call)
+            self.give_up(call)
 
-    def forget_all(self) -> None:
+    def give_up_all(self) -> None:
         """Give up everything at the end of the recording: a call without a wait has no end."""
         entries = (*self._pending.values(), *self._dead.entries)
         self._pending.clear()
         self._dead.entries.clear()
         for calls in (*(calls for calls, _ in entries), *self._unwaited.values()):
             for call in calls:
-                self.forgotten(call)
+                self.give_up(call)
         self._unwaited.clear()
         self._streams.forget()
         if self.resolved.hidden_ends is not None:
@@ -316,7 +334,7 @@ class DeviceCalls:
             work = original(process_group, *arguments, **keywords)
             try:
                 if calls:
-                    self._launched(calls, work)
+                    self._record_submission(calls, work)
             except Exception as error:
                 tracer.failed(PART, error)
             return work
@@ -344,59 +362,60 @@ class DeviceCalls:
             call.launch = call.launch._replace(seq=seq, start=start)
         return calls
 
-    def _launched(self, calls: tuple[DeviceCall, ...], work: object) -> None:
+    def _record_submission(self, calls: tuple[DeviceCall, ...], work: object) -> None:
         first = calls[0]
         if isinstance(first, CapturedCall):
-            self._captured(first, calls, work)
+            self._stamp(first, calls, work)
             return
-        self._returned(calls)
+        self._record_handover(calls)
         if work is None:
-            self._ran_on_current_stream(calls)
+            self._end_on_current_stream(calls)
         elif all(_runs_on_current_stream(call) for call in calls):
-            self.forget(work)  # What had its id is gone. The wait for this one will find the stream behind it already.
-            self._ran_on_current_stream(calls)
+            # What had its id is gone. The wait for this one will find the stream behind it already.
+            self.give_up_work(work)
+            self._end_on_current_stream(calls)
         else:
-            self._remember(work, calls)
+            self._keep_pending(work, calls)
 
-    def _captured(self, first: CapturedCall, calls: tuple[DeviceCall, ...], work: object) -> None:
+    def _stamp(self, first: CapturedCall, calls: tuple[DeviceCall, ...], work: object) -> None:
         """Stamp what was captured, of a bracket all members together."""
         first.stamps.launched(first)
         if work is not None and not all(_runs_on_current_stream(call) for call in calls):
-            self._remember(work, calls)
+            self._keep_pending(work, calls)
             return
         if work is not None:
-            self.forget(work)
+            self.give_up_work(work)
         first.stamps.ends_here(first, has_run=True)
         self._streams.captured(first)
 
-    def _returned(self, calls: tuple[DeviceCall, ...]) -> None:
+    def _record_handover(self, calls: tuple[DeviceCall, ...]) -> None:
         now = self._clock.host_ns()
         for call in calls:
             call.handed_on = now
         if self.resolved.hidden_ends is not None:
             self.resolved.hidden_ends.returned(calls)
 
-    def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
+    def _end_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
         first = calls[0]
         end = self._clock.mark(first.device)
         for call in calls:
             call.queue, call.end = call.queue.on_job_streams, end
-            self._ended(call)
-        self._stalled_on(first, first.launch.start, end)
+            self._record_end(call)
+        self._record_stall(first, first.launch.start, end)
 
-    def _remember(self, work: object, calls: tuple[DeviceCall, ...]) -> None:
-        self.forget(work)
+    def _keep_pending(self, work: object, calls: tuple[DeviceCall, ...]) -> None:
+        self.give_up_work(work)
         if self._dead.entries:
             self._dead.clear_away()
         self._pending[id(work)] = calls, self._dead.reference(work)
 
-    def _waited(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
+    def _record_waits(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
         for call in calls:
             call.waited_from, call.end = start, end
-            self._ended(call)
-        self._stalled_on(calls[0], start, end)
+            self._record_end(call)
+        self._record_stall(calls[0], start, end)
 
-    def _stalled_on(self, call: DeviceCall, start: Mark, end: Mark) -> None:
+    def _record_stall(self, call: DeviceCall, start: Mark, end: Mark) -> None:
         if not self._streams.computes(end):  # it is no stall of the job
             self._streams.passes(end, call)
             return
@@ -404,7 +423,7 @@ class DeviceCalls:
         tracer.last_mark = end
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
-    def _ended(self, call: DeviceCall) -> None:
+    def _record_end(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch.operation.is_p2p else schema.COLLECTIVE
         self._tracer.append((self.resolved.resolve, kind, call))
 

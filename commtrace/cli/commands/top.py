@@ -151,6 +151,8 @@ WIDEST: Final = 200
 _ROWS_WITHOUT_TERMINAL: Final = 16
 _FEWEST_ROWS: Final = 4
 _MOST_FINDINGS: Final = 3
+_MOST_LOST: Final = 2
+_WORTH_A_LINE: Final = 0.05
 _MOST_NOTES: Final = 4
 _MOST_ROLES: Final = 4
 _MOST_ROLE_COLUMNS: Final = 3
@@ -247,11 +249,12 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
     if len(frame.notes) > _MOST_NOTES:
         yield Text(f"({len(frame.notes) - _MOST_NOTES} more notes: --json)", "dim")
     urgent = [finding for finding in frame.findings if finding.kind not in (LOST, RECORDING, NOT_JUDGED)]
-    for finding in urgent[:_MOST_FINDINGS]:
+    for number, finding in enumerate(urgent[:_MOST_FINDINGS]):
         by = _by(finding, frame.sources.get(finding.id, ""))
         if finding.kind == SLOW:
-            yield Text.assemble((f"STRAGGLER {finding.line()}", "bold red"), by)
-            yield from _wrapped(f"  {finding.evidence}", width, "", "  ")
+            yield from _wrapped(f"STRAGGLER {finding.line()}{by}", width, "bold red", "  ")
+            more = finding.evidence if number else f"{finding.evidence} {finding.advice}"
+            yield from _wrapped(f"  {more}", width, "", "  ")
         else:
             yield from _wrapped(f"{finding.kind.upper()}: {finding.line()}{by}", width, "bold red", "  ")
             yield from _wrapped(f"  {finding.advice}", width, "", "  ")
@@ -263,6 +266,9 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
             yield from _wrapped(not_judged.line(), width, "yellow", "  ")
         elif frame.num_steps:
             yield Text("No straggler in these steps.", "green")
+    lost = [finding for finding in frame.findings if finding.kind == LOST and (finding.share or 0.0) >= _WORTH_A_LINE]
+    for finding in lost[:_MOST_LOST]:
+        yield from _wrapped(f"Lost time, {finding.line()}. {finding.advice}", width, "yellow", "  ")
     yield from _most_waited_for(frame)
 
 

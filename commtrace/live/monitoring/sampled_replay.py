@@ -20,11 +20,13 @@ from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.replay.scenarios import MEASURED, Replay, Scenario
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.analysis.stragglers.costs import cost_of
 from commtrace.analysis.stragglers.evidence import format_phases, slow_phase
 from commtrace.analysis.stragglers.late_hosts import LaunchLateness, launches_of
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
+from commtrace.analysis.stragglers.lost_time import lost_findings, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.microbatches import (
     LongerInput,
     compare_microbatches,
@@ -71,12 +73,13 @@ class ReplayedSamples(NamedTuple):
 
     work: WorkStatistics
     replay: Replay
+    statistics: StepStatistics
 
     @classmethod
     def of(cls, run: Run, matches: Matches) -> ReplayedSamples:
         """Replay the steps of a run. Raise ReplayError if a rank's step is not complete."""
         _, steps, statistics = ObservedProgram.of(run, matches)
-        return cls(WorkStatistics.of(run, statistics, Thresholds()), Replay.of(steps, statistics))
+        return cls(WorkStatistics.of(run, statistics, Thresholds()), Replay.of(steps, statistics), statistics)
 
 
 class SampledReplay:
@@ -179,7 +182,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
     ``slow`` are sets of ranks that are named together, ``normal`` ranks with normal work. Stages and links that are
     healthy now are added to ``past``.
     """
-    work, replay = steps
+    work, replay, _ = steps
     past = past or JobPast()
     found = find_slow_ranks(work, {})
     if slow and len(normal):
@@ -228,6 +231,12 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         undecided=tuple(finding.evidence for finding in undecided),
         not_looked_for=_UNKNOWN_THEN if slow or has_stage else (),
     )
+
+
+def lost_beside(steps: ReplayedSamples, slow: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return what the steps lose beside what is ``slow``, by cause."""
+    replayed = steps.replay.replay(scenarios_of_lost_time(steps.statistics))
+    return tuple(lost_findings(lost_time(steps.statistics, replayed, slow), slow))
 
 
 def _explained_ns(found: SlowRanks) -> dict[int, float]:

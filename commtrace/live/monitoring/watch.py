@@ -7,6 +7,7 @@ A rank is suspected if its own work, without waiting, is beyond normal at its st
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from commtrace.live.monitoring.device_readings import DeviceReadings
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.pauses import PauseMemory
 from commtrace.live.monitoring.reporting import ReportingRanks
-from commtrace.live.monitoring.sampled_replay import Priced, SampledReplay, price
+from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSamples, SampledReplay, lost_beside, price
 from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, finding_of, sets_now
 from commtrace.live.monitoring.standing import StandingFindings
@@ -45,6 +46,10 @@ out only over several."""
 
 _WINDOWS_TO_DATE: Final = WINDOWS_OF_LASTING + WINDOWS_TO_NAME
 """Windows in a row in which a rank is slow until it is no longer looked up since when."""
+
+_LOST_SECONDS: Final = 20.0
+_LOST_FORGOTTEN_SECONDS: Final = 120.0
+"""Lost time is divided anew after the first, and no longer known after the second."""
 
 
 @dataclass(slots=True)
@@ -108,13 +113,15 @@ class Watch:
         self._replay = SampledReplay(world_size)
         self._past = JobPast()
         self._job_wide = StandingFindings(WINDOWS_TO_NAME)
+        self._lost: tuple[Finding, ...] = ()
+        self._lost_at = -math.inf
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Return what holds now, and what could not be judged if that lasts, in the order of ``findings.ranked``."""
         reasons = dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting))
         named = [*self._ranks.named, *self._pauses.named, *self._job_wide.named]
-        return ranked([*self.reporting.findings, *named, *(not_judged(JOB, reason) for reason in reasons)])
+        return ranked([*self.reporting.findings, *named, *self._lost, *(not_judged(JOB, reason) for reason in reasons)])
 
     def join(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
         """Take the newest report of every rank, at ``now`` in epoch seconds, and return the changes.
@@ -154,7 +161,8 @@ class Watch:
             if table.is_known[index]:  # else it has no peer: the last judgement stands
                 self._suspect(table, index, report, now)
         self._date(table)
-        priced = self._replayed(reports, table, now)
+        steps = self._replay.newest(reports, now)
+        priced = None if steps is None else self._priced(steps, table)
         device = "GPU" if any(report.on_gpu for report in reports) else "rank"
         # Of fewer steps, the noise between them is not known, as in a recording.
         are_enough = min(self._work[report.rank].steps for report in reports) >= Thresholds().fewest_steps
@@ -166,6 +174,7 @@ class Watch:
             job_wide = [self._of_replay(finding, reports, now) for finding in priced.of_no_rank]
             windows = self._replay.windows
             events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
+        self._lose(steps, now)
         return events
 
     def _table(self, reports: Sequence[WindowReport]) -> WindowTable:
@@ -208,11 +217,16 @@ class Watch:
         for rank, since in self._history.since(table.compared, new.keys(), self._seconds).items():
             self._suspicions[rank] = new[rank]._replace(slow=new[rank].slow._replace(since=since))
 
-    def _replayed(self, reports: Sequence[WindowReport], table: WindowTable, now: float) -> Priced | None:
+    def _lose(self, steps: ReplayedSamples | None, now: float) -> None:
+        """Say anew, now and then, what steps lose beside what is slow; nothing while no steps are replayed."""
+        if steps is not None and now >= self._lost_at + _LOST_SECONDS:
+            slow = [*self._ranks.named, *self._job_wide.named]
+            self._lost, self._lost_at = lost_beside(steps, slow), now
+        elif now >= self._lost_at + _LOST_FORGOTTEN_SECONDS:
+            self._lost = ()
+
+    def _priced(self, steps: ReplayedSamples, table: WindowTable) -> Priced:
         """Replay sampled steps: find the cost of slow ranks, and other causes."""
-        steps = self._replay.newest(reports, now)
-        if steps is None:
-            return None
         sets = [frozenset(one.rank for one in members) for _, members in self._together(is_due=True)]
         sets += [frozenset(one.rank for one in members) for _, members in self._together(is_due=False)]
         normal = [rank for rank in table.judged.normal_ranks.tolist() if rank not in self._suspicions]

@@ -18,9 +18,13 @@ from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, Ending, 
 from commtrace.analysis.matching.arrivals import reports_activity
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import is_kernel_trace
+from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.list_of_findings import with_lost_time
+from commtrace.analysis.stragglers.lost_time import lost_time_of_steps
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.findings.causes import HOST, JOB, OF_DIVISION
@@ -212,8 +216,15 @@ def _median(values: Sequence[int]) -> int | None:
 def _findings_of_steps(analysis: Analysis | None) -> tuple[Finding, ...]:
     if analysis is None or any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         return ()
-    judgement = find_stragglers(analysis.run, analysis.matches, around=analysis.context.run)
-    return tuple(map(_dated, judgement.findings))
+    run, matches, around = analysis.run, analysis.matches, analysis.context.run
+    try:
+        observed = ObservedProgram.of(run, matches, around)
+    except ReplayError:
+        return find_stragglers(run, matches, around=around).findings  # it says so
+    judgement = find_stragglers(run, matches, observed=observed)
+    is_long_enough = len(analysis.steps.used) >= _FEWEST_STEPS  # of fewer, it may be chance
+    lost = lost_time_of_steps(run, observed, judgement.slow) if matches.clocks_agree and is_long_enough else None
+    return tuple(map(_dated, with_lost_time(judgement, lost)))
 
 
 def _dated(finding: Finding) -> Finding:

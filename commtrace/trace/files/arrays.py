@@ -88,6 +88,30 @@ def numbers(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(values, kind, len(array), array.offset * np.dtype(kind).itemsize)
 
 
+def texts(array: pa.Array, rows: npt.NDArray[np.integer]) -> list[str | None]:
+    """Return these rows of an array of strings; equal ones are one object.
+
+    The members of the world are 100 kB in a job of 16,384 ranks, and every rank records them. ``Array.take`` would
+    import pyarrow.compute, which takes 0.1 s.
+    """
+    if array.type != pa.string():
+        return list(array.take(number_array(rows, pa.int64())).to_pylist())
+    if not len(array):
+        return []
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * np.dtype(np.int32).itemsize)
+    held = memoryview(data) if data is not None else memoryview(b"")
+    bounds = zip(is_there(array)[rows].tolist(), ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
+    known: dict[bytes, str] = {}
+    found: list[str | None] = []
+    for there, begin, end in bounds:
+        text = bytes(held[begin:end])
+        if there and text not in known:
+            known[text] = text.decode()
+        found.append(known[text] if there else None)
+    return found
+
+
 def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:
     """Return which values are not null."""
     bits = array.buffers()[0] if array.null_count else None

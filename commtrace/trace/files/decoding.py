@@ -16,7 +16,8 @@ from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.bounds import OUTSIDE
-from commtrace.trace.files.arrays import is_there, number_array, numbers
+from commtrace.trace.files.arrays import is_there, numbers
+from commtrace.trace.files.arrays import texts as texts_of
 from commtrace.trace.files.exactness import exact_ends, exact_starts
 from commtrace.trace.graphs import with_contents
 from commtrace.trace.hang_report import Activity
@@ -115,7 +116,7 @@ def decode(
     kept = Block(block.ranks, bounds, Spans(**{name: column[rows] for name, column in columns.items()}))
     replays = np.flatnonzero(kept.spans.kind == schema.REPLAY)
     if len(replays):
-        texts = _rows(table["detail"], rows[replays]).to_pylist()
+        texts = _texts(table["detail"], rows[replays])
         kept = with_contents(kept, replays, texts, [of_rank.marks.graphs for of_rank in rank_marks], names)
     problems = [
         f"rank {rank}: {message}"
@@ -171,7 +172,7 @@ def _lead_column(column: pa.ChunkedArray, leads: Int16) -> Int16:
 def _is_unfinished(spans: Spans, detail: pa.ChunkedArray) -> Bool:
     is_unfinished = np.zeros(len(spans), np.bool_)
     rows = np.flatnonzero((spans.id >= 0) & (spans.start == spans.end))
-    is_unfinished[rows] = ['"unfinished"' in (text or "") for text in _rows(detail, rows).to_pylist()]
+    is_unfinished[rows] = ['"unfinished"' in (text or "") for text in _texts(detail, rows)]
     return is_unfinished
 
 
@@ -179,8 +180,8 @@ def _is_valid(column: pa.ChunkedArray) -> Bool:
     return np.concatenate([np.zeros(0, np.bool_), *(is_there(_indices(chunk)) for chunk in column.chunks)])
 
 
-def _rows(column: pa.ChunkedArray, rows: Int64) -> pa.ChunkedArray:
-    return column.take(number_array(rows, pa.int64()))
+def _texts(column: pa.ChunkedArray, rows: Int64) -> list[str | None]:
+    return texts_of(column.chunk(0), rows) if column.num_chunks else []
 
 
 def _read_marks(
@@ -193,12 +194,8 @@ def _read_marks(
 ) -> None:
     spans = block.spans
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
-    # Each text once: the members of the world are 100 kB in a job of 16,384 ranks, and every rank records them.
-    encoded = _rows(column, rows).combine_chunks().dictionary_encode()
-    texts = [*encoded.dictionary.to_pylist(), None]
-    known = np.where(is_there(encoded.indices), numbers(encoded.indices), len(texts) - 1).tolist()
-    for row, owner, number in zip(rows.tolist(), owners.tolist(), known, strict=True):
-        name, of_rank, text = names[spans.name[row]], rank_marks[owner], texts[number]
+    for row, owner, text in zip(rows.tolist(), owners.tolist(), _texts(column, rows), strict=True):
+        name, of_rank = names[spans.name[row]], rank_marks[owner]
         try:
             if name == AGGREGATE:
                 check_aggregates(text)
@@ -389,7 +386,7 @@ def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict
     # That of a replay has been read into rows.
     rows = np.flatnonzero(selected & _is_valid(detail) & (block.spans.kind != schema.REPLAY))
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
-    for row, owner, text in zip(rows, owners, _rows(detail, rows).to_pylist(), strict=True):
+    for row, owner, text in zip(rows, owners, _texts(detail, rows), strict=True):
         details[owner][int(block.spans.id[row])] = text
     return details
 

@@ -74,7 +74,7 @@ def test_a_restart_costs_its_gap_and_the_steps_that_are_done_once_more() -> None
     assert (budget.attempts, budget.repeated_steps, budget.goodput) == (2, 2, 0.4)
 
 
-def test_which_steps_were_repeated_is_not_known_without_numbers_of_the_programs_own() -> None:
+def test_repeated_steps_are_unknown_without_numbers_of_the_program() -> None:
     def unnumbered(run: Run) -> Run:
         return replace(run, ranks={rank: replace(trace, topology={}) for rank, trace in run.ranks.items()})
 

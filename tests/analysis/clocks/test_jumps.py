@@ -129,7 +129,7 @@ def _in_order(spans: Spans) -> Spans:
     return spans.take(np.lexsort(keys))
 
 
-def test_with_two_hosts_the_one_that_is_not_the_reference_counts_as_stepped() -> None:
+def test_the_host_that_is_not_the_reference_counts_as_stepped_if_there_are_two() -> None:
     job = ClockJob([TrueClock(), TrueClock(3 * SECOND, 50, 200 * SECOND, 5 * MILLISECOND)], ranks_per_host=4)
     run = job.run()
     alignment = align(run)

@@ -72,7 +72,7 @@ def test_the_last_steps_are_split_off() -> None:
     assert (before.number.tolist(), last.number.tolist()) == ([4], [5, 7])
 
 
-def test_what_tells_rows_of_some_places() -> None:
+def test_numbers_and_times_bound_the_rows_of_a_range_of_steps() -> None:
     least, most, highest = np.iinfo(np.int64).min, np.iinfo(np.int64).max, np.iinfo(np.int32).max
 
     assert (AXIS.numbers(1, 1), AXIS.times(1, 1)) == ((5, 5), (200, 299))

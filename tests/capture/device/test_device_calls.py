@@ -552,7 +552,7 @@ def test_a_work_of_a_synchronous_operation_takes_the_place_of_a_forgotten_one(jo
     devices._pending[id(work)] = calls, reference
     call = devices.launch(calls[0].launch._replace(is_async=False))
     assert call is not None
-    devices.launched(call, work)
+    devices.record_submission(call, work)
     job.finish()
 
     rows = job.recording.communications()
@@ -653,7 +653,7 @@ def test_an_operation_that_nobody_waits_for_is_unfinished(job: Job, monkeypatch:
     work = job.all_reduce(asynchronous=True)
     assert [launch.seq for launch in job.devices.unfinished()] == [0]
     del work
-    job.devices.forget_all()
+    job.devices.give_up_all()
     job.finish()
 
     (row,) = job.recording.communications()
@@ -682,7 +682,7 @@ def test_works_that_died_are_given_up_whatever_has_their_memory(job: Job) -> Non
     rows = job.recording.communications()
     assert len(rows) == 499  # of the last one at the next launch
     assert {row.detail for row in rows} == {'{"unfinished":true}'}
-    job.devices.forget_all()
+    job.devices.give_up_all()
     assert len(job.recording.communications()) == 500
 
 
@@ -691,14 +691,14 @@ def test_a_future_is_waited_for_although_its_work_died(job: Job) -> None:
     first, kept = next_id(), []
     for _ in range(3):
         work = job.all_reduce(asynchronous=True)
-        job.devices.future_taken(work)
+        job.devices.note_future(work)
         end = work.end_ns
         del work
         kept.append(SimulatedWork(job.nccl, 0))
     assert [launch.seq for launch in job.devices.unfinished()] == [0, 1, 2]
     start = job.clock.mark()
     job.cuda.current_stream().wait_until(end)
-    job.devices.futures_waited(first, start, job.clock.mark())
+    job.devices.record_future_waits(first, start, job.clock.mark())
     job.finish()
 
     assert job.devices.unfinished() == []
@@ -713,7 +713,7 @@ def test_futures_that_nobody_waits_for_do_not_pile_up(job: Job, monkeypatch: pyt
     monkeypatch.setattr(dead_works, "MOST_DEAD", 10)
     kept = []
     for _ in range(50):
-        job.devices.future_taken(job.all_reduce(asynchronous=True))
+        job.devices.note_future(job.all_reduce(asynchronous=True))
         kept.append(SimulatedWork(job.nccl, 0))
 
     assert len(job.devices.unfinished()) == 10 + 1
@@ -846,11 +846,11 @@ def test_launches_of_a_communication_hook_end_with_the_reducers_wait_for_its_fut
     assert job.capture is not None
     for work in works:
         job.capture.surrendered(work)
-        job.devices.future_taken(work)
+        job.devices.note_future(work)
     own = job.all_reduce(asynchronous=True)
     start = job.clock.mark()
     job.cuda.current_stream().wait_until(works[-1].end_ns)
-    job.devices.futures_waited(before, start, job.clock.mark())
+    job.devices.record_future_waits(before, start, job.clock.mark())
     own.wait()
     kept.wait()
     job.finish()

@@ -259,7 +259,7 @@ def test_rows_are_held_back_for_some_seconds_and_at_most_until_the_recording_end
     assert job.times() == []
     job.cuda.advance(HOLD_NS - MILLISECOND)
     assert job.times() == []
-    job.devices.forget_all()
+    job.devices.give_up_all()
     job.cuda.advance(ANSWER_NS - 2 * MILLISECOND)
     job.hidden()
     job.cuda.advance(40 * MILLISECOND)
@@ -271,7 +271,7 @@ def test_nothing_is_left_behind_at_the_end_of_the_recording(job: Job) -> None:
     job.stalling()
     job.hidden()
     job.cuda.advance(40 * MILLISECOND)
-    job.devices.forget_all()
+    job.devices.give_up_all()
     assert job.times() == []
     job.cuda.advance(ANSWER_NS)
 

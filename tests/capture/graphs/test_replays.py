@@ -228,7 +228,7 @@ def test_communication_of_another_thread_is_not_captured(job: Job) -> None:
     assert (eager.seq, eager.bytes) == (0, 2)
 
 
-def test_with_several_captures_each_has_what_its_own_thread_launches(job: Job) -> None:
+def test_each_of_several_captures_has_what_its_own_thread_launches(job: Job) -> None:
     both_open, graphs = threading.Barrier(2, timeout=10), {}
 
     def capture(size: int) -> None:

@@ -247,11 +247,11 @@ def test_waits_for_results_of_functional_operations_are_stamped(job: StampedJob,
         assert call is not None
         job.nccl.duration_ns = 3 * MILLISECOND
         work = job.nccl.launch(True, -1)
-        job.devices.returned(call)
+        job.devices.record_handover(call)
         job.run(1)
         start = call.clock.mark(call.device)
         work.wait_for_stream()
-        job.devices.waited(call, start, call.clock.mark(call.device))
+        job.devices.record_wait(call, start, call.clock.mark(call.device))
     begin = job.cuda.now_ns
     graph.replay()
 

@@ -386,7 +386,7 @@ def test_an_encoder_that_is_trained_with_its_generator_does_not_set_the_pace_of_
     assert [number for number, _ in numbers_and_updates(loop)] == [0, 1, 2]
 
 
-def test_that_a_step_holds_several_iterations_is_known(loop: Recording) -> None:
+def test_updates_are_counted_in_a_step_that_holds_several_iterations(loop: Recording) -> None:
     critic, generator = optimizer(), optimizer()
     for _ in range(3):
         for one in (critic, critic, critic, generator):

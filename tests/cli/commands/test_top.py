@@ -86,6 +86,14 @@ def test_how_long_devices_waited_for_their_hosts_has_a_column_where_that_is_know
     assert row.split()[:4] == ["1", "10.0", "5.00", "1.00"]
 
 
+def test_the_largest_losses_without_a_straggler_are_lines_with_what_to_do() -> None:
+    frame = make_frame(newest(PipelineJob(2, 4, data_parallel=2, steps=12).run(), 1, 12), 11, EPOCH_NS)
+    (said,) = [line for line in drawn(frame, 200) if line.startswith("Lost time, ")]
+
+    assert said.startswith("Lost time, waiting for pipeline neighbours (bubble): ")
+    assert said.endswith(" of it). More microbatches or chunks, or stages of equal length, make it smaller.")
+
+
 def test_the_awaited_rank_is_named_after_enough_steps() -> None:
     told = "Waited for, of all waiting: rank 7 100%"
     assert [told in drawn(replace(many(8), num_steps=steps)) for steps in (7, 8)] == [False, True]

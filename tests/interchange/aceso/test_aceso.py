@@ -31,7 +31,7 @@ def published(name: str) -> AcesoPrediction:
         ("wresnet_1B", "17672.05", 0, "10334.83", "1531.38", "11866.20"),
     ],
 )
-def test_what_aceso_prints(
+def test_a_prediction_equals_what_aceso_prints(
     name: str, iteration_ms: str, stage: int, allocated_mib: str, reserved_mib: str, memory_mib: str
 ) -> None:
     prediction = published(name)

@@ -54,7 +54,7 @@ def test_every_choice_fits_and_the_fastest_is_first() -> None:
     assert all(fullest_mib(choice.prediction) <= 8000 for choice in found.best)
 
 
-def test_what_megatron_can_be_told_has_whole_layers() -> None:
+def test_a_configuration_for_megatron_has_whole_layers() -> None:
     _, found = searched("gpt_1_3B", 12_000, gpus=8, layers=40)
     choice = found.for_megatron
 
@@ -100,7 +100,7 @@ def uneven(tmp_path: Path) -> AcesoProfile:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_with_enough_memory_no_other_ends_have_a_faster_slowest_stage(uneven: AcesoProfile, stages: int) -> None:
+def test_no_other_ends_have_a_faster_slowest_stage_where_memory_suffices(uneven: AcesoProfile, stages: int) -> None:
     names = model_operators(uneven, "gpt", 2)
     chain = OperatorChain(uneven, "gpt", names, Case(1, 1, 0))
     nothing = np.zeros(len(names), np.bool_)

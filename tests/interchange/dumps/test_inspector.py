@@ -165,7 +165,7 @@ def test_without_times_nothing_is_joined_and_no_steps_are_guessed(tmp_path: Path
     assert printed["verdict"].endswith("Only communication was recorded: what else the ranks did is not known.")
 
 
-def test_with_times_waiting_is_told_from_transfer(tmp_path: Path) -> None:
+def test_waiting_is_told_from_transfer_where_lines_have_times(tmp_path: Path) -> None:
     """Rank 1 arrives 60 µs after rank 0; both end together, after 40 µs of transfer."""
     run, result = imported(tmp_path, [line(0, 0, took=100, stop=500)], [line(1, 0, took=40, stop=500)])
 

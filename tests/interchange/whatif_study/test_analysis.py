@@ -49,6 +49,6 @@ def test_the_slowdown_by(computed: WhatIf, ours: str, theirs: str) -> None:
     assert slices == pytest.approx(published("result-ST.json")[theirs], rel=1e-5)
 
 
-def test_what_fixing_the_slowest_workers_and_the_last_stage_recovers(computed: WhatIf) -> None:
+def test_the_gain_of_fixing_slow_workers_or_the_last_stage_equals_the_published_one(computed: WhatIf) -> None:
     assert computed.slowest_workers_share == pytest.approx(published("mw-ST.json")["Mw"], rel=1e-4)
     assert computed.last_stage_share == pytest.approx(published("ms-ST.json")["Ms"], rel=1e-5)

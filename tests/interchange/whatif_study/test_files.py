@@ -18,7 +18,7 @@ from tests.interchange.whatif_study.whatif_files import COLUMNS, Operation, oper
 from tests.reference import reference_data
 
 
-def test_what_the_lane_stood_still_for(tmp_path: Path) -> None:
+def test_idle_time_is_bubble_or_exposed_by_what_the_stage_waits_for(tmp_path: Path) -> None:
     import_whatif(write_trace(tmp_path / "trace.parquet", two_stages()), tmp_path / "run")
 
     first, second = summarise(tmp_path / "run").ranks

@@ -11,9 +11,10 @@ import pytest
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.steps.choice import ChosenSteps
-from commtrace.findings.causes import STAGE_THAT_CHANGED, advice
+from commtrace.analysis.stragglers.lost_time import lost_time, scenarios_of_lost_time
+from commtrace.findings.causes import JOB, PART_OF_LOSS, STAGE_THAT_CHANGED, advice
 from commtrace.live.monitoring.past import JobPast
-from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSamples, price
+from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSamples, lost_beside, price
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 
@@ -31,13 +32,14 @@ def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, slow: Seq
     """What the steps of each window tell, if these ranks were found to be slow."""
     run = synthesize(Job(**job, steps=windows * STEPS, faults=tuple(map(Fault.parse, faults)))).run
     normal = np.array([rank for rank in run.ranks if rank not in slow], np.int64)
-    past, priced = JobPast(), []
-    for first in range(0, windows * STEPS, STEPS):
-        window = steps_of(run, range(first, first + STEPS))
-        matched = match_run(ChosenSteps(window, window), f"{first}:{first + STEPS}")
-        steps = ReplayedSamples.of(matched.run, matched.matches)
-        priced.append(price(steps, [frozenset(slow)] if slow else [], normal, past))
-    return priced
+    past, sets = JobPast(), [frozenset(slow)] if slow else []
+    return [price(samples(run, first), sets, normal, past) for first in range(0, windows * STEPS, STEPS)]
+
+
+def samples(run: Run, first: int) -> ReplayedSamples:
+    window = steps_of(run, range(first, first + STEPS))
+    matched = match_run(ChosenSteps(window, window), f"{first}:{first + STEPS}")
+    return ReplayedSamples.of(matched.run, matched.matches)
 
 
 def steps_of(run: Run, steps: range) -> Run:
@@ -46,6 +48,18 @@ def steps_of(run: Run, steps: range) -> Run:
         for rank, trace in run.ranks.items()
     }
     return replace(run, ranks=ranks)
+
+
+def test_what_steps_lose_beside_what_is_slow_adds_up_to_all_that_is_beyond_the_ideal() -> None:
+    steps = samples(synthesize(Job(**PIPELINE, steps=STEPS)).run, 0)
+    lost = lost_beside(steps, ())
+    whole = lost_time(steps.statistics, steps.replay.replay(scenarios_of_lost_time(steps.statistics)), ())
+
+    assert [finding.cause for finding in lost] == [*PART_OF_LOSS]
+    assert sum(finding.cost_ns or 0 for finding in lost) == pytest.approx((whole.steps_ns - whole.ideal_ns) / STEPS)
+    assert {finding.cause: finding.advice for finding in lost} == {
+        cause: advice(cause, 0, JOB) for cause in PART_OF_LOSS
+    }
 
 
 def test_a_stage_that_was_slow_from_the_first_step_on_has_too_many_layers() -> None:

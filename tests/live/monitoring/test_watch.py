@@ -133,6 +133,7 @@ def test_a_rank_that_is_slow_again_is_not_told_what_a_replay_said_of_the_first_t
     watch = Watch(8, SECONDS)
     replayed = Priced({5: Price(12e6)}, (), {5: 15e6}, {5: ""}, {}, {5: None}, late=frozenset({5}))
     monkeypatch.setattr("commtrace.live.monitoring.watch.price", lambda *_: replayed)
+    monkeypatch.setattr("commtrace.live.monitoring.watch.lost_beside", lambda *_: ())
     monkeypatch.setattr(SampledReplay, "newest", lambda *_: object())
     _, (first,) = watched(2, {5: (60, 5, 0, 20)}, watch=watch)
     monkeypatch.setattr(SampledReplay, "newest", lambda *_: None)
@@ -141,6 +142,28 @@ def test_a_rank_that_is_slow_again_is_not_told_what_a_replay_said_of_the_first_t
 
     assert [event.finding.cause for event in (first, again)] == ["late_launch", "unknown"]
     assert [event.finding.cost_ns for event in (first, again)] == [12 * MS, 15 * MS]
+
+
+def test_lost_time_is_said_without_an_event_and_known_while_steps_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of the first four windows are replayed; it is divided in the first, 20 s later, and forgotten."""
+    divided: list[float] = []
+    lost = Finding(id="lost/job/transfer", kind="lost", place="job", cause="transfer", cost_ns=9e6)
+
+    def divide(*_: object) -> tuple[Finding, ...]:
+        divided.append(1.0)
+        return (lost,)
+
+    monkeypatch.setattr("commtrace.live.monitoring.watch.price", lambda *_: Priced({}, (), {}, {}, {}, {}, frozenset()))
+    monkeypatch.setattr("commtrace.live.monitoring.watch.lost_beside", divide)
+    monkeypatch.setattr(SampledReplay, "newest", lambda self, reports, now: object() if now <= 28 else None)
+    watch, known = Watch(8, SECONDS), []
+    for window in range(40):
+        _, events = watched(1, watch=watch, begin=window)
+        assert events == []
+        known.append(watch.findings == (lost,))
+
+    assert len(divided) == 2
+    assert known == [*[True] * 35, *[False] * 5]
 
 
 def test_a_rank_at_the_limit_does_not_flicker() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commtrace.analysis.summary import summarise
 from commtrace.errors import RunNotFoundError, TraceFormatError
-from commtrace.findings.causes import advice
+from commtrace.findings.causes import LOSSES, advice
 from commtrace.findings.finding import Finding
 from commtrace.findings.status import MonitorStatus
 from commtrace.live.top.frame import PARTS, Exposed, Frame
@@ -94,6 +95,17 @@ def test_a_job_whose_hosts_are_late_is_launch_bound_on_every_rank() -> None:
     assert slow.cost_ns == pytest.approx(20 * MS, rel=0.05)
     assert slow.advice == advice("host", 0, "job")
     assert [row.launch_bound_ns for row in frame.ranks] == [pytest.approx(20 * MS, rel=0.05)] * 4
+
+
+def test_time_that_is_lost_without_a_straggler_is_told_as_in_the_summary() -> None:
+    run = PipelineJob(2, 4, data_parallel=2, steps=12).run()
+    frame = make_frame(newest(run, 1, 12), 11, EPOCH_NS)
+    lost = [finding for finding in frame.findings if finding.kind == "lost"]
+
+    assert lost == [finding for finding in summarise(run, "1:12").findings if finding.kind == "lost"]
+    assert (lost[0].words, lost[0].advice) == (LOSSES["schedule"].words, LOSSES["schedule"].advice)
+    assert (lost[0].share or 0) > 0.1
+    assert {frame.sources[finding.id] for finding in lost} == {"steps shown"}
 
 
 def test_too_few_steps_are_said_to_be_too_few() -> None:

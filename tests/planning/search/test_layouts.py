@@ -83,7 +83,7 @@ def test_the_recorded_layout_is_kept_if_it_is_a_tie() -> None:
     assert found.recorded == found.chosen
 
 
-def test_with_another_number_of_gpus_there_are_only_candidates() -> None:
+def test_layouts_on_another_number_of_gpus_are_candidates_only() -> None:
     found = search_layouts(exact(0.5), 16, 80 * GIB, 16, top=3)
 
     assert (found.recorded, found.gain, found.best, found.chosen, found.ranked) == (None, None, (), None, 0)
@@ -128,7 +128,7 @@ def test_a_reach_without_a_measured_bandwidth_is_not_predicted() -> None:
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
-def test_that_bandwidths_are_lower_bounds_is_said_with_the_layouts(is_bound: bool) -> None:
+def test_layouts_say_that_their_bandwidths_are_lower_bounds(is_bound: bool) -> None:
     links = Links({RoleReach("tp", False): Bandwidth(100.0, 1e8, is_bound), RoleReach("pp", True): BETWEEN}, {})
     predictor = Predictor(replace(COSTS, links=links), 4, links)
     notes = read_back(search_json(predictor, search_layouts(predictor, 8, 80 * GIB, 8, 5), 8, 80, ()))["notes"]

@@ -64,7 +64,7 @@ def test_clock_offsets_are_those_of_the_hosts() -> None:
     assert cells(plot)[1] == pytest.approx([5_000.0] * 3, abs=10)
 
 
-def test_what_is_not_known_is_an_error() -> None:
+def test_a_value_that_the_run_does_not_have_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="bandwidth is not known of this run"):
         plots_of(JOB.run()).heat_map("bandwidth")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.trace.files.arrays import index_array, is_there, number_array, numbers, text_array
+from commtrace.trace.files.arrays import index_array, is_there, number_array, numbers, text_array, texts
 
 KINDS = [pa.int8(), pa.int32(), pa.int64()]
 
@@ -55,6 +55,15 @@ def test_numbers_of_which_some_are_missing(kind: pa.DataType, values: list[int |
     assert there.tolist() == array.is_valid().to_pylist()
     assert numbers(array)[there].tolist() == [value for value in array.to_pylist() if value is not None]
     assert is_there(pa.nulls(3)).tolist() == [False] * 3
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+@given(values=st.lists(st.none() | st.sampled_from(["", "a", "ü", "word"]), max_size=30), first=st.integers(0, 30))
+def test_texts_of_some_rows(kind: pa.DataType, values: list[str | None], first: int) -> None:
+    array = pa.array(values, kind)[first:]
+    rows = np.arange(len(array))[::-2]
+    assert texts(array, rows) == [array[int(row)].as_py() for row in rows]
+    assert texts(pa.nulls(2), np.array([1, 0])) == [None, None]
 
 
 def test_columns_that_are_views_of_others() -> None:

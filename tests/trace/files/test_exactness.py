@@ -110,7 +110,7 @@ def test_host_times_and_kernels_are_what_they_are(timing: int, tmp_path: Path) -
     assert exact(written_before_the_columns(tmp_path, rows)) == {0: EXACT, 1: EXACT}
 
 
-def test_what_the_recorder_wrote_is_kept(tmp_path: Path) -> None:
+def test_exactness_is_read_as_the_recorder_wrote_it(tmp_path: Path) -> None:
     rows = [hidden(0, 0, 90, end_exact=False), launch(1, 10, 95, start_exact=True), launch(2, 99, 99)]
     write_rank(tmp_path, [*rows, launch(3, 100, 110, start_exact=False)])
 

@@ -62,7 +62,7 @@ def test_ranks_of_two_names_are_brought_together_and_the_names_told(tmp_path: Pa
     assert "run b, attempt 1 holds ranks 2, 3; run a, attempt 1 holds ranks 0, 1" in run.problems[0]
 
 
-def test_what_is_not_one_job_is_refused(tmp_path: Path) -> None:
+def test_directories_of_several_jobs_are_refused(tmp_path: Path) -> None:
     write_node(tmp_path / "left", [0, 1], "a")
     write_node(tmp_path / "same", [1, 2], "b")
     write_node(tmp_path / "larger", [2, 3], "c", world_size=8)

@@ -98,7 +98,7 @@ def test_its_frames_are_those_of_the_program(folder: Path) -> None:
     assert stack(folder) == ("/job/tokens.py:12 split", '/job/a "quoted" name.py:30 <module>')
 
 
-def test_that_of_another_session_is_not_this_ones(folder: Path) -> None:
+def test_a_stack_of_another_session_is_left_out(folder: Path) -> None:
     stack_path(folder, SESSION + 1).write_text(WRITTEN)
     assert stack(folder) == ()
 

@@ -213,7 +213,7 @@ def test_a_directory_that_was_removed_is_an_os_error(tmp_path: Path) -> None:
     ("first_steps", "ranges"),
     [([0], [(-1, 2**31 - 1)]), ([0, 10, 25], [(-1, 10), (9, 25), (24, 2**31 - 1)])],
 )
-def test_which_steps_a_segment_can_hold(first_steps: list[int], ranges: list[Any]) -> None:
+def test_a_segment_holds_steps_until_the_next_ones_first(first_steps: list[int], ranges: list[Any]) -> None:
     assert segment_step_ranges(first_steps) == ranges
 
 

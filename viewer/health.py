@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Final
 
@@ -28,14 +28,22 @@ def health_resources(run: Run) -> Resources:
             {"rank": trace.rank, "kinds": dict(trace.dropped)} for trace in run.ranks.values() if trace.dropped
         ],
         "failed": [
-            {"rank": trace.rank, "exception": trace.exception, "frames": list(trace.exception_frames)}
+            {"rank": trace.rank, "exception": what, "frames": list(frames)}
             for trace in run.ranks.values()
-            if trace.exception
+            for what, frames in _failures(trace)
         ],
         "hangs": hangs,
         "problems": problems,
     }
     return {"health.json": encode_json(health)}
+
+
+def _failures(trace: RankTrace) -> Iterator[tuple[str, Sequence[str]]]:
+    if trace.exception:
+        yield trace.exception, trace.exception_frames
+    if trace.exit is not None:
+        while_handling = f" while it handled a {trace.exit.exception}" if trace.exit.exception else ""
+        yield f"{trace.exit.call}{while_handling}", trace.exit.frames
 
 
 _Facts = Callable[[RankTrace], Iterable[tuple[str, str]]]

@@ -169,7 +169,11 @@ def _backwards(counts: Mapping[int, RowCounts]) -> Iterable[str]:
 
 
 def _endings(traces: Collection[RankTrace]) -> Iterable[str]:
-    unclosed = [trace for trace in traces if not trace.closed]
+    exits: dict[str, list[int]] = {}
+    for trace in traces:
+        if trace.exit is not None:
+            exits.setdefault(trace.exit.call, []).append(trace.rank)
+    unclosed = [trace for trace in traces if not trace.closed and trace.exit is None]
     if unclosed and not any(trace.metadata.is_dump for trace in unclosed):
         ranks = format_ranks([trace.rank for trace in unclosed])
         yield f"Not ended cleanly (killed, or still running): {ranks}. See commtrace doctor."
@@ -180,6 +184,8 @@ def _endings(traces: Collection[RankTrace]) -> Iterable[str]:
     if raised:
         who = ", ".join(f"{exception} on {format_ranks(numbers)}" for exception, numbers in raised.items())
         yield f"Ended with an uncaught exception: {who}. See commtrace doctor."
+    for call, numbers in exits.items():
+        yield f"Ended by {call}: {format_ranks(numbers)}. See commtrace doctor."
     for trace in unclosed:
         if trace.in_flight:
             words = [f"{one.operation} number {one.seq if one.seq >= 0 else '?'}" for one in trace.in_flight]

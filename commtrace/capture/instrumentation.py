@@ -96,6 +96,10 @@ _IN_RAY: Final = (
 _LEAVING_SECONDS: Final = 1.0
 """The longest delay of a process that may be killed next: one pass of the harvester."""
 
+_FAILING_SECONDS: Final = 4.0
+"""The longest delay of os._exit with another status than 0: on a busy machine a pass may take longer than a second, and
+without it nothing says what ended the rank. The launcher looks at the others only afterwards."""
+
 NAME_SECONDS: Final = 2.0
 """The longest wait of the end of the recording, or of its process groups, for the name of the run from rank 0."""
 
@@ -301,8 +305,8 @@ class Instrumentation:
         if isinstance(self._device_clock, NativeClock):
             self._device_clock.close()
 
-    def _before_exit(self, status: int) -> None:
-        """Write the rest before os._exit ends this process; its files are closed if the status is 0."""
+    def _before_exit(self, status: int, how: MarkDetail) -> None:
+        """Write the rest before os._exit ends this process: its files are closed if the status is 0, else ``how``."""
         if not self.recorder.recording:
             return
         try:
@@ -311,7 +315,9 @@ class Instrumentation:
                 self._close()
             else:
                 self._marks.has_left = False  # whatever it did before: it says itself that it failed
-                self.recorder.harvest_soon(_LEAVING_SECONDS)
+                self._marks.exit = self._marks.exit or how
+                self._setup.exit = self._marks.exit
+                self.recorder.harvest_soon(_FAILING_SECONDS)
         except Exception:
             _logger.exception("commtrace could not stop cleanly; its files may miss the last second")
 

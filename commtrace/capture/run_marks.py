@@ -47,6 +47,8 @@ class RunMarks:
         self.members: GroupMeetings | None = None  # once the rank is known
         self.has_ended = False
         self.has_left = False  # the default process group was destroyed in order, and none was made since
+        self.exit: MarkDetail | None = None  # the first call of os._exit, unless it was with 0
+        self._recorded_exit = False
         self._recorded_left = False
         self._tracer = tracer
         self._device_clock = device_clock
@@ -63,6 +65,10 @@ class RunMarks:
         self._untraced_paths: dict[str, str] | None = {}
 
     def since_last_pass(self) -> Iterator[tuple[str, MarkDetail]]:
+        # First: there may be no other pass, and no failure below may keep it from being written.
+        if self.exit is not None and not self._recorded_exit:
+            self._recorded_exit = True
+            yield "exit", self.exit
         self._refresh_device_clock()
         self._record_device()
         self._meet_members()

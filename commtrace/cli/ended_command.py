@@ -63,7 +63,7 @@ def _note_exit(ended: EndedCommand) -> Iterator[str]:
         if recording is not None and recording.metadata.session >= ended.began_ns:
             newest[folder] = recording
     # A launcher that hides the failure of a rank, as `torchrun … || true` does, says nothing of the others.
-    if ended.exit_code == 0 and any(recording.exception for recording in newest.values()):
+    if ended.exit_code == 0 and any(recording.exception or recording.exit for recording in newest.values()):
         return
     # Ranks that were started again after a failure: of those before, it is not said how they ended. Each world of a job
     # is started again by itself.

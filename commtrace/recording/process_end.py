@@ -6,24 +6,37 @@ teardown of NCCL. What ends the process in C (ray.kill, a signal, std::abort) is
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import logging
+import operator
 import os
+import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterable
 from multiprocessing import util
-from typing import Final, NoReturn
+from typing import Final, NoReturn, SupportsIndex
 
 OWN_FILES: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The beginning of the paths of our own files, which are no places in the user's program."""
 
 _MOST_FRAMES: Final = 16
 
+_MOST_CALLS: Final = 256
+"""Innermost calls among which the handler of a signal is looked for: their variables are copied for that."""
+
 _LAST: Final = -1000
 """Priority of our finalizer: those of training come before it."""
 
+_STATUSES: Final = 2**31
+"""os._exit takes a C int."""
+
 _PATIENCE_SECONDS: Final = 5.0
 """The longest delay of os._exit."""
+
+_logger = logging.getLogger("commtrace")
 
 _uncaught: BaseException | None = None
 
@@ -59,10 +72,14 @@ def _note_and_end() -> None:
 def note_uncaught(error: BaseException | None) -> None:
     """Note the exception that ends this process; one that sys.exit was called for is the one that is told."""
     global _uncaught
-    if isinstance(error, SystemExit):
-        has_failed = error.code not in (None, 0)
-        error = error.__context__ if has_failed and not isinstance(error.__context__, SystemExit) else None
-    _uncaught = error
+    _uncaught = _cause(error)
+
+
+def _cause(error: BaseException | None) -> BaseException | None:
+    if not isinstance(error, SystemExit):
+        return error
+    has_failed = error.code not in (None, 0)
+    return error.__context__ if has_failed and not isinstance(error.__context__, SystemExit) else None
 
 
 def uncaught_exception() -> BaseException | None:
@@ -81,13 +98,51 @@ def how_it_ended() -> dict[str, object]:
 
 
 def _frames_of(error: BaseException) -> list[str]:
-    # Innermost first; neither its message nor any value, which may be secret.
-    frames = [
-        f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} {trace.tb_frame.f_code.co_name}"
-        for trace in _tracebacks(error)
-        if not trace.tb_frame.f_code.co_filename.startswith(OWN_FILES)
-    ]
-    return frames[::-1][:_MOST_FRAMES]
+    return _described((trace.tb_frame, trace.tb_lineno) for trace in reversed([*_tracebacks(error)]))
+
+
+def _described(frames: Iterable[tuple[types.FrameType, int]]) -> list[str]:
+    # Innermost first; neither a message nor any value, which may be secret.
+    places = ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
+    described = (f"{file}:{line} {name}" for file, line, name in places if not file.startswith(OWN_FILES))
+    return [*itertools.islice(described, _MOST_FRAMES)]
+
+
+def how_it_exits(status: int) -> dict[str, object]:
+    """Return the detail of the mark of this call of os._exit: what led to it, as far as this thread shows."""
+    frames = [*_stack(sys._getframe())]
+    # In sys.excepthook, and after it, Python handles the exception no more.
+    last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    error = _cause(sys.exc_info()[1] or _uncaught or last)
+    number = _handled_signal(frames)
+    return {
+        "status": status,
+        "exception": "" if error is None else type(error).__name__,
+        "frames": _described((frame, frame.f_lineno) for frame in frames) if error is None else _frames_of(error),
+        "signal": next((known.name for known in signal.Signals if known == number), ""),
+    }
+
+
+def _stack(frame: types.FrameType | None) -> Iterable[types.FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _handled_signal(frames: Iterable[types.FrameType]) -> int | None:
+    """Return the signal whose handler has called the innermost of these frames; None if none has."""
+    for frame in itertools.islice(frames, _MOST_CALLS):
+        code = frame.f_code
+        values = frame.f_locals
+        arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+        if code.co_flags & inspect.CO_VARARGS:
+            arguments += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+        for number, interrupted in itertools.pairwise(arguments):
+            # A handler is given the frame that it has interrupted and returns to.
+            is_handler = isinstance(interrupted, types.FrameType) and interrupted is frame.f_back
+            if is_handler and isinstance(number, int) and number in signal.valid_signals():
+                return int(number)
+    return None
 
 
 def _tracebacks(error: BaseException) -> Iterable[types.TracebackType]:
@@ -106,19 +161,26 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class ExitCall:
-    """The replacement of ``os._exit``, which calls ``before`` with the status, for at most a few seconds."""
+_Before = Callable[[int, dict[str, object]], None]
 
-    def __init__(self, before: Callable[[int], None]) -> None:
+
+class ExitCall:
+    """The replacement of ``os._exit``, which calls ``before`` first, for at most a few seconds.
+
+    ``before`` gets the status and what :func:`how_it_exits` returns, if that fails only the status.
+    """
+
+    def __init__(self, before: _Before) -> None:
         self._before = before
         self._original: Callable[[int], NoReturn] | None = None
         self._replacement: Callable[[int], NoReturn] | None = None
 
     def install(self) -> None:
         original, before, pid = os._exit, self._before, os.getpid()
+        getpid, is_finalizing = os.getpid, sys.is_finalizing  # Python's end takes the modules away
 
         def _exit(status: int) -> NoReturn:
-            if os.getpid() == pid:  # not in a forked child
+            if getpid() == pid and not is_finalizing():  # no forked child, nor a Python that starts no threads
                 _for_a_while(before, status)
             original(status)
 
@@ -132,11 +194,20 @@ class ExitCall:
             os._exit = self._original  # type: ignore[assignment]
 
 
-def _for_a_while(before: Callable[[int], None], status: object) -> None:
-    if not isinstance(status, int):
-        return  # os._exit raises TypeError
+def _for_a_while(before: _Before, given: SupportsIndex) -> None:
+    try:
+        status = operator.index(given)
+    except TypeError:
+        return  # os._exit raises it as well
+    if not -_STATUSES <= status < _STATUSES:
+        return  # os._exit raises OverflowError
+    how: dict[str, object] = {"status": status}
+    try:
+        how = how_it_exits(status)
+    except Exception:
+        _logger.warning("commtrace: why os._exit was called could not be told", exc_info=True)
     # On a thread: a signal's handler that calls os._exit may have interrupted the thread that holds a lock of ours.
-    thread = threading.Thread(target=before, args=(status,), name="commtrace-exit", daemon=True)
+    thread = threading.Thread(target=before, args=(status, how), name="commtrace-exit", daemon=True)
     try:
         thread.start()
     except RuntimeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
+import queue
 import sys
 import threading
 import time
@@ -126,8 +127,9 @@ class Recorder:
         self._write_retry_at: dict[Sink, float] = {}
         self._sink_failed = False
         self._failure = ""
-        self._wake = threading.Event()
-        self._passed = threading.Event()
+        # Of passes at once: locks that are released once their pass has ended. A signal's handler, which may have
+        # interrupted a thread that was asking as well, waits for no lock to ask.
+        self._requests: queue.SimpleQueue[threading.Lock] = queue.SimpleQueue()
         self._stopping = False
         self._pass_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -153,7 +155,7 @@ class Recorder:
         """Harvest the rest and close the sinks; return False if that did not end in time."""
         self.recording = False
         self._stopping = True
-        self._wake.set()
+        self._request()
         # An object of the script's that stops the recording when it dies may die on the harvester's thread.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
@@ -170,10 +172,16 @@ class Recorder:
 
     def harvest_soon(self, patience_seconds: float = 0.0) -> None:
         """Have the harvester write at once, from any thread, and wait so long: the process may be killed soon."""
-        self._passed.clear()
-        self._wake.set()
-        if patience_seconds and self._thread is not None:
-            self._passed.wait(patience_seconds)
+        written = self._request()
+        thread = self._thread
+        if patience_seconds and thread is not None and thread is not threading.current_thread() and thread.is_alive():
+            written.acquire(timeout=patience_seconds)
+
+    def _request(self) -> threading.Lock:
+        written = threading.Lock()
+        written.acquire()
+        self._requests.put(written)
+        return written
 
     def flush(self) -> None:
         """Harvest now, on the calling thread: for tests."""
@@ -186,7 +194,7 @@ class Recorder:
         self._stopping = True
         self._thread = None
         # The thread may have held their locks.
-        self._wake, self._passed, self._pass_lock = threading.Event(), threading.Event(), threading.Lock()
+        self._requests, self._pass_lock = queue.SimpleQueue(), threading.Lock()
         self._sinks = []
         self.buffer.clear()
 
@@ -214,10 +222,10 @@ class Recorder:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wake.wait(_OPENING_SECONDS if self._sinks is None else FLUSH_SECONDS)
-            self._wake.clear()  # stop() sets what the loop asks for before it wakes the thread
+            requests = self._next_requests(_OPENING_SECONDS if self._sinks is None else FLUSH_SECONDS)
             self._guarded_pass(last=False)
-            self._passed.set()
+            for written in requests:
+                written.release()
         deadline = time.monotonic() + _LAST_WORK_SECONDS
         while self._is_ahead_of_device() and time.monotonic() < deadline:
             time.sleep(FLUSH_SECONDS / 10)
@@ -229,6 +237,14 @@ class Recorder:
             self._at_end()
         except Exception:
             _logger.warning("commtrace: its recording did not end as it should; its files are whole", exc_info=True)
+
+    def _next_requests(self, patience_seconds: float) -> list[threading.Lock]:
+        """Wait for requests of a pass; later ones are for the next pass, as this one may be past what they are for."""
+        try:
+            requests = [self._requests.get(timeout=patience_seconds)]
+        except queue.Empty:
+            return []
+        return requests + [self._requests.get() for _ in range(self._requests.qsize())]
 
     def _is_ahead_of_device(self) -> bool:
         entries = self._unresolved or (self._sinks and self.buffer)

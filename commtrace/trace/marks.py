@@ -25,7 +25,7 @@ from commtrace.trace.graphs import CapturedGraph, check_graph
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import all_printable, decode_json, printable_json
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
-from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, TriggeredDetail
+from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, OsExit, TriggeredDetail
 from commtrace.trace.topology import Topology
 
 _LARGEST_SUM: Final = 2**52
@@ -105,6 +105,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "problem": _Problem,
     "left": _Left,
     "failed": FailedCommunication,
+    "exit": OsExit,
     "end": _End,
 }
 
@@ -196,6 +197,7 @@ class Marks:
         self.closed = False
         self.exception = ""
         self.exception_frames: tuple[str, ...] = ()
+        self.exit: OsExit | None = None
         self.has_left = False
         self.failures: list[FailedCommunication] = []
 
@@ -265,6 +267,8 @@ class Marks:
                 self.add_problem(fact.message)
         elif name == "end":
             self.closed, self.exception, self.exception_frames = True, fact.exception, fact.frames
+        elif name == "exit":
+            self.exit = fact
         elif name == "left":
             self.has_left = fact.has_left
         elif name == "failed":

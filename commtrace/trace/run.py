@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, blocks_of
@@ -39,6 +39,20 @@ class FailedCommunication(Struct, frozen=True):
     peer: Peer
     exception: Word
     at_ns: Time
+
+
+class OsExit(Struct, frozen=True, omit_defaults=True):
+    """A call of ``os._exit`` with another status than 0."""
+
+    status: Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+    exception: Word = ""  # type of the one that was being handled
+    frames: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()  # of that exception, else of the call
+    signal: Word = ""  # whose handler called it
+
+    @property
+    def call(self) -> str:
+        """Return ``os._exit(1)``."""
+        return f"os._exit({self.status})"
 
 
 class DiscardedSegments(Struct, frozen=True):
@@ -105,6 +119,7 @@ class RankTrace:
     command_failed: bool = False  # that of `commtrace run`, which the rank belongs to
     exception: str = ""  # type of an uncaught one
     exception_frames: tuple[str, ...] = ()  # "file:line function", innermost first
+    exit: OsExit | None = None  # its call of os._exit, unless that was with 0: then it is closed
     failures: tuple[FailedCommunication, ...] = ()
     gone_peers: tuple[PeerLook, ...] = ()  # looks at other ranks of its host that ended
     stack: tuple[str, ...] = ()  # of its main thread when no Python thread could run, innermost first

@@ -21,7 +21,7 @@ from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.hang_report import InFlight
 from commtrace.trace.metadata import PeakMemory
-from commtrace.trace.run import Run
+from commtrace.trace.run import OsExit, Run
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
 
@@ -169,6 +169,14 @@ def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
     assert "Not ended cleanly (killed, or still running): rank 1. See commtrace doctor." in summary.problems
     assert "Rank 1 was last seen in recv number 9." in summary.problems
     assert "1 step was left out because not every rank recorded them in full." in summary.problems
+
+
+def test_ranks_that_called_os_exit_are_reported() -> None:
+    run = PipelineJob(2, 2, steps=4).run()
+    ended = replace(run.ranks[1], closed=False, exit=OsExit(3))
+    problems = summarised(replace(run, ranks={**run.ranks, 1: ended})).problems
+    assert "Ended by os._exit(3): rank 1. See commtrace doctor." in problems
+    assert not any(problem.startswith("Not ended cleanly") for problem in problems)
 
 
 def test_ranks_that_ended_with_an_exception_are_reported() -> None:

@@ -110,6 +110,38 @@ def test_a_rank_that_fails_is_named(tmp_path: Path, how: str) -> None:
     assert "Failed first: rank 1" in diagnosis["findings"][0]["evidence"]
 
 
+@pytest.mark.parametrize(
+    ("how", "called"),
+    [
+        ("os_exit_1", (1, None, None)),
+        ("destroyed_and_os_exit_1", (1, None, None)),
+        ("os_exit_in_except", (3, None, "KeyError")),
+    ],
+)
+def test_os_exit_with_another_status_than_0_says_what_led_to_it(
+    tmp_path: Path, how: str, called: tuple[object, ...]
+) -> None:
+    below_commtrace_run(tmp_path / "run", how)
+
+    _, diagnosis = diagnosis_of(tmp_path / "run")
+    listed = run([sys.executable, "-m", "commtrace", "list", str(tmp_path), "--json"])
+
+    exit_ = diagnosis["ranks"][1]["exit"]
+    assert (exit_["status"], exit_["signal"], exit_["exception"]) == called
+    assert "ends_well.py" in exit_["at"]
+    assert f"which called os._exit({called[0]})" in diagnosis["findings"][0]["evidence"]
+    assert f"os._exit({called[0]}) on rank 1" in listed.stdout
+
+
+def test_a_rank_that_calls_os_exit_as_the_launcher_ends_it_was_not_the_first(tmp_path: Path) -> None:
+    below_commtrace_run(tmp_path / "run", "os_exit_at_sigterm")
+
+    _, diagnosis = diagnosis_of(tmp_path / "run")
+
+    assert "Failed first: rank 1" in diagnosis["findings"][0]["evidence"]
+    assert [one["exit"] and one["exit"]["signal"] for one in diagnosis["ranks"]] == ["SIGTERM", None]
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_multiprocessing_are_recorded_to_their_end(tmp_path: Path, method: str) -> None:
     completed = run(

@@ -75,6 +75,21 @@ def test_ranks_that_wait_in_a_call_and_the_one_that_has_not_come_are_reported_wi
     assert diagnosis["findings"][-1]["evidence"].endswith(f" Not come: rank 1 at {prepares}.")
 
 
+def test_a_rank_that_calls_os_exit_before_it_has_joined_is_the_one_that_failed(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run([*torchrun, str(PROGRAM), "one_leaves"], {"COMMTRACE_DIR": str(tmp_path / "run"), "OMP_NUM_THREADS": "1"})
+
+    completed = run([sys.executable, "-m", "commtrace", "doctor", str(tmp_path / "run"), "--json"])
+
+    diagnosis = json.loads(completed.stdout)
+    assert diagnosis["ranks"][1]["exit"]["status"] == 5
+    assert diagnosis["findings"][0]["evidence"].startswith("Failed first: rank 1 on ")
+    assert (
+        f"which called os._exit(5) at {PROGRAM}:{line_of('    os._exit(5)')} <module>"
+        in diagnosis["findings"][0]["evidence"]
+    )
+
+
 @pytest.mark.parametrize("how", ["no_rank_comes", "all_prepare"])
 def test_ranks_of_which_none_begins_a_step_are_reported_with_their_places(tmp_path: Path, how: str) -> None:
     diagnosis = diagnosis_of_hung_job(tmp_path / "run", how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def test_a_call_before_os_exit_gets_its_status() -> None:
     program = """
 import os
 from commtrace.recording.process_end import ExitCall
-ExitCall(lambda status: print("before", status, flush=True)).install()
+ExitCall(lambda status, how: print("before", status, flush=True)).install()
 os._exit(3)
 """
     assert in_a_process(program) == (3, "before 3\n")
@@ -39,7 +40,7 @@ from commtrace.recording import process_end
 lock = threading.Lock()
 lock.acquire()
 process_end._PATIENCE_SECONDS = 0.2
-process_end.ExitCall(lambda status: lock.acquire()).install()
+process_end.ExitCall(lambda status, how: lock.acquire()).install()
 os._exit(3)
 """
     assert in_a_process(program) == (3, "")
@@ -47,7 +48,7 @@ os._exit(3)
 
 def test_os_exit_is_put_back() -> None:
     original = os._exit
-    call = ExitCall(lambda status: None)
+    call = ExitCall(lambda status, how: None)
     call.install()
     assert os._exit is not original
     call.uninstall()
@@ -56,7 +57,7 @@ def test_os_exit_is_put_back() -> None:
 
 def test_an_os_exit_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", os._exit)
-    call = ExitCall(lambda status: None)
+    call = ExitCall(lambda status, how: None)
     call.install()
     of_others = threading.get_ident
     system: Any = os
@@ -108,3 +109,130 @@ if __name__ == "__main__":
 """)
     completed = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
     assert completed.stdout == "end None\nend KeyError\n", completed.stderr
+
+
+REPORTS = """
+import os, signal, sys
+from commtrace.recording.process_end import ExitCall
+ExitCall(lambda status, how: print(how, flush=True)).install()
+
+def leave(status):
+    os._exit(status)
+"""
+
+
+def told(program: str) -> dict[str, Any]:
+    """What a call of os._exit in a program of its own tells."""
+    _, output = in_a_process(REPORTS + program)
+    told: dict[str, Any] = ast.literal_eval(output.splitlines()[-1])
+    return told
+
+
+def test_os_exit_tells_its_caller() -> None:
+    how = told("leave(3)\n")
+    assert (how["status"], how["exception"], how["signal"]) == (3, "", "")
+    assert [frame.split()[-1] for frame in how["frames"]] == ["leave", "<module>"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("try:\n    fails()\nexcept ValueError:\n    leave(1)\n", id="in a handler"),
+        pytest.param("sys.excepthook = lambda *error: leave(1)\nfails()\n", id="in sys.excepthook"),
+        pytest.param(
+            "try:\n    try:\n        fails()\n    except ValueError:\n        sys.exit(1)\n"
+            "except SystemExit:\n    leave(1)\n",
+            id="in place of sys.exit",
+        ),
+    ],
+)
+def test_os_exit_tells_the_type_and_the_origin_of_the_exception_that_it_is_called_for(program: str) -> None:
+    how = told(f"def fails():\n    raise ValueError('secret')\n\n{program}")
+    assert (how["status"], how["exception"]) == (1, "ValueError")
+    assert how["frames"][0].split()[-1] == "fails"
+    assert "secret" not in str(how)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "lambda number, frame: leave(143)",
+        "lambda *_: leave(143)",
+        "Leaver().handle",
+        "lambda number, frame: [signal.signal(number, signal.SIG_DFL), leave(128 + number)]",
+    ],
+)
+def test_os_exit_tells_the_signal_whose_handler_calls_it(handler: str) -> None:
+    how = told(f"""
+class Leaver:
+    def handle(self, number, frame):
+        leave(143)
+
+signal.signal(signal.SIGTERM, {handler})
+os.kill(os.getpid(), signal.SIGTERM)
+""")
+    assert (how["status"], how["signal"]) == (143, "SIGTERM")
+
+
+def test_a_function_that_is_given_a_number_and_a_frame_is_no_handler() -> None:
+    how = told("""
+def look(number, frame):
+    leave(1)
+
+def of_another_call():
+    return sys._getframe()
+
+look(15, of_another_call())
+""")
+    assert how["signal"] == ""
+
+
+def test_a_failure_of_ours_keeps_nobody_from_leaving() -> None:
+    program = """
+import os
+from commtrace.recording import process_end
+def fails(status):
+    raise KeyError("ours")
+process_end.how_it_exits = fails
+process_end.ExitCall(lambda status, how: print(how, flush=True)).install()
+os._exit(3)
+"""
+    status, output = in_a_process(program)
+    assert status == 3
+    assert "{'status': 3}" in output
+
+
+def test_a_status_that_os_exit_refuses_ends_nothing() -> None:
+    program = """
+for status in (2**31, -(2**31) - 1, 1.5, "1"):
+    try:
+        os._exit(status)
+    except (OverflowError, TypeError) as error:
+        print(type(error).__name__, flush=True)
+"""
+    status, output = in_a_process(REPORTS + program)
+    assert (status, output.split()) == (0, ["OverflowError"] * 2 + ["TypeError"] * 2)
+
+
+def test_a_status_may_be_any_integer() -> None:
+    how = told("""
+class Three:
+    def __index__(self):
+        return 3
+
+leave(Three())
+""")
+    assert how["status"] == 3
+
+
+def test_python_that_has_ended_is_left_without_a_word() -> None:
+    """It would start no thread any more, and Python before 3.12 would wait for it without end."""
+    program = """
+class Late:
+    def __del__(self, is_finalizing=sys.is_finalizing, leave=os._exit):
+        leave(3 if is_finalizing() else 4)
+
+late = Late()
+"""
+    status, output = in_a_process(REPORTS + program)
+    assert (status, output) == (3, "")

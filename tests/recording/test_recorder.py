@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from commtrace.recording.recorder import Recorder, Sink
 from commtrace.trace import schema
 from commtrace.trace.schema import Row, mark_row
 from commtrace.trace.spans import RowBatch
+
+LIMIT_SECONDS = 30.0
 
 
 class Disk:
@@ -480,3 +484,87 @@ def test_the_trace_is_closed_before_those_who_may_wait_for_somebody() -> None:
     recorder.start()
     assert recorder.stop(60.0)
     assert closed == ["trace", "metrics"]
+
+
+def test_what_is_to_be_written_soon_is_in_a_pass_that_began_after_that(disk: Disk) -> None:
+    """And not in one that was under way, which the machine may have kept from going on for a second."""
+    facts: list[tuple[str, dict[str, object]]] = []
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def before_pass() -> list[tuple[str, dict[str, object]]]:
+        known = [*facts]
+        begun.set()
+        assert goes_on.wait(10)
+        return known
+
+    recorder = Recorder(lambda: [disk], before_pass=before_pass)
+    recorder.start()
+    assert begun.wait(10)
+    facts.append(("fact", {}))
+    threading.Timer(0.1, goes_on.set).start()
+
+    recorder.harvest_soon(10)
+
+    assert disk.details("fact") == [{}]
+    facts.clear()
+    recorder.stop()
+
+
+def test_a_harvester_that_is_stuck_holds_nobody_up_for_longer_than_asked(disk: Disk) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def before_pass() -> list[tuple[str, dict[str, object]]]:
+        begun.set()
+        assert goes_on.wait(LIMIT_SECONDS)
+        return []
+
+    recorder = Recorder(lambda: [disk], before_pass=before_pass)
+    recorder.start()
+    assert begun.wait(LIMIT_SECONDS)
+
+    asked_at = monotonic()
+    recorder.harvest_soon(0.1)
+    assert 0.1 <= monotonic() - asked_at < LIMIT_SECONDS / 2
+
+    goes_on.set()
+    recorder.stop(LIMIT_SECONDS)
+
+
+def test_the_harvester_does_not_wait_for_itself(disk: Disk) -> None:
+    waited: list[float] = []
+
+    def before_pass() -> list[tuple[str, dict[str, object]]]:
+        asked_at = monotonic()
+        recorder.harvest_soon(LIMIT_SECONDS)
+        waited.append(monotonic() - asked_at)
+        return []
+
+    recorder = Recorder(lambda: [disk], before_pass=before_pass)
+    recorder.start()
+    assert recorder.stop(LIMIT_SECONDS)
+    assert max(waited) < LIMIT_SECONDS / 2
+
+
+def test_the_handler_of_a_signal_may_ask_for_what_it_has_interrupted_somebody_asking_for(disk: Disk) -> None:
+    asked = threading.Event()
+
+    def before_pass() -> list[tuple[str, dict[str, object]]]:
+        assert asked.wait(LIMIT_SECONDS)
+        return []
+
+    def handle(*_: object) -> None:
+        asked.set()
+        recorder.harvest_soon(LIMIT_SECONDS)
+
+    recorder = Recorder(lambda: [disk], before_pass=before_pass)
+    recorder.start()
+    original = signal.signal(signal.SIGUSR1, handle)
+    try:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        asked_at = monotonic()
+        recorder.harvest_soon(LIMIT_SECONDS)
+        assert monotonic() - asked_at < LIMIT_SECONDS / 2
+    finally:
+        signal.signal(signal.SIGUSR1, original)
+        asked.set()
+        recorder.stop(LIMIT_SECONDS)

@@ -12,7 +12,7 @@ from commtrace.trace.hang_report import Activity, InFlight, OpenPhase
 from commtrace.trace.json_values import to_json
 from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, GroupMember, PeakMemory
-from commtrace.trace.run import DiscardedSegments, FailedCommunication, TriggeredDetail
+from commtrace.trace.run import DiscardedSegments, FailedCommunication, OsExit, TriggeredDetail
 from commtrace.trace.topology import Topology
 from tests.fuzz.mutators import DEEP_JSON
 
@@ -50,6 +50,7 @@ FACTS = {
     "discarded": DiscardedSegments(1, 2, -1, -1, 5),
     "trigger": TriggeredDetail("a", 3, 5, 2, "**", "me", True),
     "failed": FailedCommunication("all_reduce", 7, 3, -1, "RuntimeError", 9),
+    "exit": OsExit(3, "KeyError", ("train.py:3 f",), "SIGTERM"),
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commtrace.trace.run import Run
+from commtrace.trace.run import OsExit, Run
 from commtrace.viewer.health import health_resources
 from tests.factory import make_run, metadata
 from tests.viewer.hang_reports import EVERYONE, hang
@@ -54,6 +54,15 @@ def test_lost_spans_and_exceptions_are_of_their_ranks() -> None:
 
     assert found["dropped"] == [{"rank": 1, "kinds": {"stall": 7}}]
     assert found["failed"] == [{"rank": 2, "exception": "ValueError", "frames": ["train.py:3 f"]}]
+
+
+def test_calls_of_os_exit_are_of_their_ranks() -> None:
+    found = health(job(exit={0: OsExit(3, frames=("train.py:3 f",)), 1: OsExit(1, "KeyError")}))
+
+    assert found["failed"] == [
+        {"rank": 0, "exception": "os._exit(3)", "frames": ["train.py:3 f"]},
+        {"rank": 1, "exception": "os._exit(1) while it handled a KeyError", "frames": []},
+    ]
 
 
 def test_ranks_that_hang_at_the_same_place_are_one(tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ class Failure(NamedTuple):
     at_ns: int
 
 
+class ExitCalled(NamedTuple):
+    """A call of os._exit with another status than 0."""
+
+    status: int
+    signal: str | None  # whose handler called it
+    exception: str | None  # type of the one that was being handled
+    at: str | None  # where that came from, else the call: innermost frame outside of libraries
+
+
 class ExaminedRank(NamedTuple):
     """A rank and the end of its files; see also :class:`commtrace.analysis.hangs.rank_state.Ending`."""
 
@@ -71,6 +80,7 @@ class ExaminedRank(NamedTuple):
     dropped: Mapping[str, int]  # spans that its recorder dropped, by kind
     collectives: int  # number launched
     coordinates: Mapping[str, int]
+    exit: ExitCalled | None
     shell_hides_end: bool  # it was started by a shell, whose exit code 0 does not say how the rank ended
 
 

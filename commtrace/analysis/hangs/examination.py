@@ -18,6 +18,7 @@ from commtrace.analysis.hangs.diagnosis import (
     Drops,
     ExaminedRank,
     ExaminedRun,
+    ExitCalled,
     Failure,
     LeftOut,
     Mismatches,
@@ -43,7 +44,7 @@ from commtrace.findings.nodes import exclude_nodes
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import AskProcess, unknown_process
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.run import OsExit, RankTrace, Run
 
 _FLUSH_NS = 500_000_000
 _MUST_AGREE = (
@@ -184,8 +185,15 @@ def _rank(
         dropped=dict(trace.dropped),
         collectives=sum(arrivals.launched.values()),
         coordinates=dict(trace.coordinates),
+        exit=_exit_called(trace.exit),
         shell_hides_end=trace.shell_hides_end,
     )
+
+
+def _exit_called(call: OsExit | None) -> ExitCalled | None:
+    if call is None:
+        return None
+    return ExitCalled(call.status, call.signal or None, call.exception or None, own_frame(call.frames))
 
 
 def _recording(run: Run) -> tuple[LeftOut, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank
+from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank, ExitCalled
 from commtrace.analysis.hangs.first_failure import FirstFailure
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, LastActivity
 from commtrace.analysis.hangs.setup import setup_findings
@@ -193,6 +193,8 @@ def _last_seen(diagnosis: Diagnosis, rank: int, heard: Heard) -> str:
         return f"Nothing is known of rank {rank}, {heard.nothing}."
     last = diagnosis.hang.last_activities.get(rank)
     activity = activity_words(last)
+    if own.exit is not None:
+        return f"Rank {rank} {exit_words(own.exit)} and will not arrive{f'; {activity}' if last else ''}."
     if own.state == ENDED:
         how = f"with {exception_words(own)}" if own.exception else "cleanly"
         return f"Rank {rank} ended {how} and will not arrive{f'; {activity}' if last else ''}."
@@ -209,6 +211,14 @@ def exception_words(rank: ExaminedRank) -> str:
         words += f" in {last.operation} {last.seq} of the {group_words(last.group)}"
         return f"{words}, at {rank.exception_at}" if rank.exception_at else words
     return f"{words} at {rank.exception_at}" if rank.exception_at else words
+
+
+def exit_words(exit_: ExitCalled) -> str:
+    """Return ``called os._exit(1) at train.py:31 main``, with the exception or the signal that it was called for."""
+    handled = "" if exit_.exception is None else f" while it handled a {exit_.exception}"
+    handler = "" if exit_.signal is None else f" in a handler of {exit_.signal}"
+    place = "" if exit_.at is None else f" {'of' if exit_.exception else 'at'} {exit_.at}"
+    return f"called os._exit({exit_.status}){handler}{handled}{place}"
 
 
 def silence_words(rank: ExaminedRank) -> str:
@@ -283,7 +293,7 @@ def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[l
     silent = [one.rank for one in _silent(diagnosis, ())]
     of_sentences = [*([rank] for rank in silent[:_MOST_SILENT]), silent[_MOST_SILENT:]]
     silences = zip(silence_findings(diagnosis), of_sentences, strict=False)
-    raised = [one.rank for one in diagnosis.ranks if one.exception]
+    raised = [one.rank for one in diagnosis.ranks if one.exception or one.exit is not None]
     setup = diagnosis.setup_hang
     notes = [*_notes(diagnosis)]
     # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
@@ -296,7 +306,7 @@ def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[l
         (MISMATCH, _unequal_calls(stops), callers),
         (HANG, [" ".join(_setup_findings(diagnosis))], setup.missing if setup else ()),
         *((SILENT_RANKS, [sentence], ranks) for sentence, ranks in silences),
-        (FAILED, _raised(diagnosis), raised),
+        (FAILED, _uncaught(diagnosis), raised),
         (RECORDING, _broken_off(diagnosis), ()),
         (RECORDING, _gaps(diagnosis), ()),
         (MISMATCH, _mismatches(diagnosis), ()),
@@ -382,7 +392,7 @@ def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Itera
 
 def _silent(diagnosis: Diagnosis, besides: Sequence[int]) -> list[ExaminedRank]:
     """Return the silent ranks, the first to fall silent first."""
-    silent = [one for one in diagnosis.ranks if one.state == SILENT and one.rank not in besides]
+    silent = [one for one in diagnosis.ranks if one.state == SILENT and one.exit is None and one.rank not in besides]
     return sorted(silent, key=lambda one: -(one.behind_ns or 0))
 
 
@@ -405,6 +415,9 @@ def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
         return
     device = f" ({own[0].device_uuid})" if own[0].device_uuid else ""
     who = f"Failed first: rank {own[0].rank} on {own[0].host}{device}"
+    if own[0].exit is not None:
+        yield f"{who}, which {exit_words(own[0].exit)}; its log says why.{_cut_off(first, 'it was')}"
+        return
     if first.raised:
         yield f"{who}, with {exception_words(own[0])}; its message is in the log."
         return
@@ -444,8 +457,8 @@ def _unheard(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
     """Return that others' communication failed: nothing else is known of ranks without files."""
     unheard = set(first.ranks) - {one.rank for one in own}
     one_of = "one of " if len(first.ranks) > 1 else ""
-    failed = format_ranks(first.cut_off or [one.rank for one in own if one.exception])
-    broken = [one.rank for one in own if not one.exception]
+    failed = format_ranks(first.cut_off or [one.rank for one in own if _raised(one)])
+    broken = [one.rank for one in own if not _raised(one)]
     besides = f", and the files of {format_ranks(broken)} break off" if broken else ""
     return (
         f"Failed first: {one_of}{format_ranks(first.ranks)}: communication of {failed} failed, there are no "
@@ -465,14 +478,22 @@ def _several_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
             f"their host went down; dmesg says which, and if only one of them began it, {which}."
             f"{_cut_off(first, 'they were')} Until it is known why, keep their nodes out of the next job: {commands}."
         )
-    raised = [f"rank {one.rank} ended with {exception_words(one)}" for one in own if one.exception]
-    broken = format_ranks(one.rank for one in own if not one.exception)
+    raised = [
+        f"rank {one.rank} {exit_words(one.exit) if one.exit is not None else f'ended with {exception_words(one)}'}"
+        for one in own
+        if _raised(one)
+    ]
+    broken = format_ranks(one.rank for one in own if not _raised(one))
     if raised:
         return (
             f"Failed first: one of {ranks}: {'; '.join(raised)}, which may be because another rank was gone; the files "
             f"of {broken} break off. Which came first, {which}."
         )
     return f"Failed first: one of {ranks}, whose files break off; which, {which}."
+
+
+def _raised(rank: ExaminedRank) -> bool:
+    return bool(rank.exception or (rank.exit is not None and rank.exit.exception))
 
 
 def _cut_off(first: FirstFailure, gone: str) -> str:
@@ -485,7 +506,7 @@ def _exclusion(rank: ExaminedRank) -> str:
     return f" Until it is known why, keep its node out of the next job: {rank.exclude_nodes}."
 
 
-def _raised(diagnosis: Diagnosis) -> Iterable[str]:
+def _uncaught(diagnosis: Diagnosis) -> Iterable[str]:
     first = diagnosis.first_failure.ranks if diagnosis.first_failure else ()
     raised: dict[str, list[int]] = {}
     for one in diagnosis.ranks:
@@ -493,11 +514,19 @@ def _raised(diagnosis: Diagnosis) -> Iterable[str]:
             raised.setdefault(exception_words(one), []).append(one.rank)
     for exception, own in raised.items():
         yield f"{format_ranks(own).capitalize()} ended with {exception}: its message is in the log."
+    exits: dict[str, list[int]] = {}
+    for one in diagnosis.ranks:
+        if one.exit is not None and one.rank not in first:
+            exits.setdefault(exit_words(one.exit), []).append(one.rank)
+    for call, own in exits.items():
+        yield f"{format_ranks(own).capitalize()} {call}."
 
 
 def _broken_off(diagnosis: Diagnosis) -> Iterable[str]:
     first = diagnosis.first_failure.ranks if diagnosis.first_failure else ()
-    stopped = [one.rank for one in diagnosis.ranks if one.state == STOPPED and one.rank not in first]
+    stopped = [
+        one.rank for one in diagnosis.ranks if one.state == STOPPED and one.exit is None and one.rank not in first
+    ]
     is_failure = diagnosis.first_failure is not None and diagnosis.first_failure.ahead_ns is None
     if stopped and first and not is_failure:
         yield f"The files of {format_ranks(stopped)} break off as well."

@@ -2,8 +2,11 @@
 
 A rank whose communication failed was cut off by another one, and a rank that raised torch's error for a lost peer may
 have been: neither comes before a rank that broke off without an exception, nor before one that ended cleanly and never
-came to that communication. Launchers kill the rest a tenth of a second after a failure. Peers' notes of an end decide
-alone only if they look like that, not like ranks that were all ended from outside.
+came to that communication. A rank that raised another exception, or called os._exit with a status other than 0, ended
+by itself. Launchers kill the rest a tenth of a second after a failure: one that breaks off comes before one that ended
+by itself only if peers saw that, or if it had been silent for longer than any healthy rank is. A rank that saw another
+one end comes after it. Peers' notes of an end decide alone only if they look like a launcher's work, not like ranks
+that were all ended from outside.
 """
 
 from __future__ import annotations
@@ -13,14 +16,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from commtrace.analysis.hangs.rank_state import ENDED, RUNNING, SILENT, STOPPED, Ending
+from commtrace.analysis.clocks.time_of_day import wall_clock_ns
+from commtrace.analysis.hangs.rank_state import ENDED, RUNNING, SILENT, STOPPED, Ending, is_late
 from commtrace.analysis.hangs.stops import HUNG, Stop
 from commtrace.analysis.matching.arrivals import RankArrivals, known_groups
 from commtrace.trace.processes import GONE
 from commtrace.trace.run import PeerLook, RankTrace, Run
 
-_SURELY_EARLIER_NS: Final = 1_000_000_000
-"""A rank at work writes twice a second: last writes of two ranks killed together may differ by so much."""
+_ALIVE_NS: Final = 1_000_000_000
+"""A rank that wrote so long after a hang had begun was alive in it, whatever the clocks of hosts differ by."""
 
 _LAUNCHER_NS: Final = 10_000_000
 """scancel, or a kill of all ranks, takes milliseconds; torchrun polls every 100 ms, and most others less often."""
@@ -44,7 +48,7 @@ class FirstFailure:
     """The rank that failed first; several if they failed together, or if nothing shows which."""
 
     ranks: tuple[int, ...]
-    raised: bool  # it ended with an exception of its own; else its files break off, or there are none
+    raised: bool  # it ended with an exception of its own, or by os._exit; else its files break off, or there are none
     cut_off: tuple[int, ...]  # ranks whose communication failed because of it
     together: bool = False  # several ranks were gone at the same time
     ended: bool = False  # cleanly, without coming to the communication in which the others failed
@@ -62,14 +66,21 @@ def find_first_failure(
     if any(run.ranks[rank].stack for rank in bad):
         return None  # Code in C hung one of them, and the job was ended because of that.
     cut_off = tuple(rank for rank in bad if _was_cut_off(run.ranks[rank]))
-    raised = [rank for rank, ending in bad.items() if ending.exception and rank not in cut_off]
-    broken = tuple(rank for rank, ending in bad.items() if not ending.exception and rank not in cut_off)
+    raised = [rank for rank, ending in bad.items() if rank not in cut_off and _ended_itself(rank, ending, stops)]
+    broken = tuple(rank for rank in bad if rank not in cut_off and rank not in raised)
     victims = tuple(rank for rank in raised if _may_be_cut_off(run.ranks[rank]))
     lost = tuple(sorted((*cut_off, *victims)))
     left = _left_early(run, arrivals, endings, cut_off)
     ended_cleanly = {rank for rank, ending in endings.items() if ending.state == ENDED and not ending.exception}
-    earliest = _surely_first(broken, endings, ended_cleanly - {*left})
-    gone, agreed = _gone_at_first(run, earliest or broken, lost)
+    later = _later(run, bad, broken, lost)
+    candidates = tuple(rank for rank in broken if rank not in later)
+    own = [rank for rank in raised if rank not in victims]
+    own = [rank for rank in own if rank not in later] or own
+    signs = {rank: _last_sign_ns(run.ranks[rank], ending) for rank, ending in endings.items()}
+    earliest = _surely_first(run, candidates, signs, ended_cleanly - {*left})
+    gone, agreed = _gone_at_first(run, earliest or (*candidates, *own), lost)
+    if {*gone} & {*own} or not _is_comparable(run, gone, {*own} - later):
+        gone, own = (), [rank for rank in own if rank in gone] or own
     if not lost and not raised and _hung_before(gone or earliest, stops, endings):
         return None  # The end of a job that hung does not show why it hung.
     if gone and not (earliest or lost or raised):
@@ -79,43 +90,90 @@ def find_first_failure(
     if gone or earliest:
         together = len(gone or earliest) > 1 and (agreed or not gone)
         return FirstFailure(gone or earliest, False, lost, together)
-    own = [rank for rank in raised if rank not in victims]
-    if own and (lost or broken or len({endings[rank].exception for rank in own}) > 1):
-        first = min(own, key=lambda rank: (endings[rank].last_ns is None, endings[rank].last_ns))
+    if own and (lost or broken or len({endings[rank].failure for rank in raised}) > 1):
+        first = min(own, key=lambda rank: (signs[rank] is None, signs[rank]))
         return FirstFailure((first,), True, cut_off)
     if left:
         return FirstFailure(left, False, lost, ended=True)
     unheard = _unheard(run)
-    silent = tuple(sorted({*broken, *unheard}))
+    silent = tuple(sorted({*candidates, *unheard}))
     if silent and (cut_off or len(victims) > 1):
-        together = len(silent) > 1 and not unheard and _are_whole_hosts(run, broken)
+        together = len(silent) > 1 and not unheard and _are_whole_hosts(run, candidates)
         return FirstFailure(silent, False, lost, together)
     if silent and victims:
         return FirstFailure(tuple(sorted((*victims, *silent))), False, ())
-    if victims and cut_off:
-        first = min(victims, key=lambda rank: (endings[rank].last_ns is None, endings[rank].last_ns))
+    if victims and (cut_off or broken):  # which were there after one of these had ended
+        first = min(victims, key=lambda rank: (signs[rank] is None, signs[rank]))
         return FirstFailure((first,), True, cut_off)
     return None
 
 
 def _ended_badly(ending: Ending, goes_on: bool) -> bool:
-    if ending.exception or ending.state == STOPPED:
+    if ending.failure or ending.state == STOPPED:
         return True
     # A process on another host is unknown: while the job goes on, it may only be frozen.
     return ending.state == SILENT and (ending.process == GONE or (ending.process is None and not goes_on))
 
 
 def _was_cut_off(trace: RankTrace) -> bool:
-    if trace.exception in _OF_COMMUNICATION:
+    exception, _ = _exception(trace)
+    if exception in _OF_COMMUNICATION:
         return True
     # One that failed and was caught says nothing of the exception that ended the rank.
-    return bool(trace.failures) and trace.exception in ("", trace.failures[-1].exception)
+    return bool(trace.failures) and exception in ("", trace.failures[-1].exception)
 
 
 def _may_be_cut_off(trace: RankTrace) -> bool:
     """Return whether its exception may be of a communication in C++, which no hook sees fail."""
-    innermost = next(iter(trace.exception_frames), "")
-    return trace.exception == _OF_LOST_PEERS and (not innermost or any(part in innermost for part in _WAIT_FOR_OTHERS))
+    exception, frames = _exception(trace)
+    innermost = next(iter(frames), "")
+    return exception == _OF_LOST_PEERS and (not innermost or any(part in innermost for part in _WAIT_FOR_OTHERS))
+
+
+def _exception(trace: RankTrace) -> tuple[str, tuple[str, ...]]:
+    """Return the type of the exception that ended the rank, or that it called os._exit for, and its frames."""
+    if trace.exit is not None:
+        return trace.exit.exception, trace.exit.frames
+    return trace.exception, trace.exception_frames
+
+
+def _ended_itself(rank: int, ending: Ending, stops: Sequence[Stop]) -> bool:
+    if ending.exception or ending.exit is None:
+        return bool(ending.exception)
+    # What calls os._exit in a rank that waits in a hang is a watchdog, which has found that others do not come.
+    return not any(stop.kind == HUNG and rank in stop.arrived for stop in stops)
+
+
+def _later(run: Run, bad: Collection[int], broken: Collection[int], lost: Collection[int]) -> set[int]:
+    """Return ranks that ended after another one had failed, as looks at the processes of a host show."""
+    later = set[int]()
+    for rank, trace in run.ranks.items():
+        seen = set[int]()
+        for look in trace.gone_peers:
+            ended = {*bad} & {*look.ended}
+            # The end of a rank that was cut off says nothing of the order of others: their failure may be its cause.
+            if seen - {*lost}:
+                later |= ended - seen
+            seen |= ended
+        if seen if rank in broken else seen - {*lost}:
+            later.add(rank)
+    return later
+
+
+def _last_sign_ns(trace: RankTrace, ending: Ending) -> int | None:
+    """Return when the rank was alive for certain, epoch ns: at its last write, or at a later look at its peers."""
+    if ending.last_ns is None:
+        return None
+    return max([ending.last_ns, *(wall_clock_ns(trace, look.at_ns) for look in trace.gone_peers)])
+
+
+def _is_comparable(run: Run, gone: Collection[int], own: Collection[int]) -> bool:
+    """Return whether these ranks, that others saw end, are on the hosts of those that ended by themselves.
+
+    On another host, its launcher may have killed them because of that.
+    """
+    nodes = {run.ranks[rank].metadata.node for rank in gone}
+    return all(run.ranks[rank].metadata.node in nodes for rank in own)
 
 
 def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> tuple[tuple[int, ...], bool]:
@@ -164,7 +222,7 @@ def _hung_before(ranks: Collection[int], stops: Sequence[Stop], endings: Mapping
         words = [ending.last_ns for rank in stop.arrived if (ending := endings[rank]).last_ns is not None]
         if stop.kind != HUNG or stop.waited_ns is None or not (last and words):
             continue
-        if max(words) - stop.waited_ns < min(last) - _SURELY_EARLIER_NS:
+        if max(words) - stop.waited_ns < min(last) - _ALIVE_NS:
             return True
     return False
 
@@ -198,17 +256,18 @@ def _are_whole_hosts(run: Run, ranks: Collection[int]) -> bool:
 
 
 def _surely_first(
-    broken: Collection[int], endings: Mapping[int, Ending], ended_cleanly: Collection[int]
+    run: Run, broken: Collection[int], signs: Mapping[int, int | None], ended_cleanly: Collection[int]
 ) -> tuple[int, ...]:
-    """Return the ranks whose last writes came so long before all others that it cannot be chance."""
-    if not broken or any(ending.last_ns is None for ending in endings.values()):
+    """Return the ranks whose last signs of life came before all others by more than healthy ranks are ever silent."""
+    known = {rank: sign for rank, sign in signs.items() if sign is not None}
+    if not broken or len(known) < len(signs):
         return ()
-    ascending = sorted(endings, key=lambda rank: endings[rank].last_ns or 0)
+    ascending = sorted(known, key=lambda rank: known[rank])
     # A rank that had nothing more to do and ended cleanly, long before, is no failure.
     ranks = list(itertools.dropwhile(lambda rank: rank in ended_cleanly, ascending))
     for number, (rank, later) in enumerate(itertools.pairwise(ranks), start=1):
         if rank not in broken:
             return ()
-        if (endings[later].last_ns or 0) - (endings[rank].last_ns or 0) > _SURELY_EARLIER_NS:
+        if all(is_late(run.ranks[early], known[later] - known[early]) for early in ranks[:number]):
             return tuple(sorted(ranks[:number]))
     return ()

@@ -25,9 +25,9 @@ FAILED: Final = "failed"
 CUT_OFF: Final = "cut_off"
 
 STATES: Final = (RUNNING, ENDED, FAILED, CUT_OFF, DUMPED)
-"""``ended``: all recorded ranks closed their files, or ended well without that; ``failed``: some of them after an
-uncaught exception; ``cut_off``: some did not close theirs, as after SIGKILL; ``dumped``: imported from dumps, which say
-nothing about the end."""
+"""``ended``: all recorded ranks closed their files, or ended well without that; ``failed``: some of them ended with an
+uncaught exception, or by os._exit with another status than 0; ``cut_off``: some did not close theirs, as after SIGKILL;
+``dumped``: imported from dumps, which say nothing about the end."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -44,9 +44,9 @@ def how_it_ended(endings: Mapping[int, Ending]) -> tuple[str, str]:
         return RUNNING, f"{format_ranks(silent)} silent" if silent else ""
     raised: dict[str, list[int]] = {}
     for rank, one in endings.items():
-        if one.exception:
-            raised.setdefault(one.exception, []).append(rank)
-    cut_off = [rank for rank, one in endings.items() if one.state != RANK_ENDED]
+        if one.failure:
+            raised.setdefault(one.failure, []).append(rank)
+    cut_off = [rank for rank, one in endings.items() if one.state != RANK_ENDED and one.exit is None]
     if cut_off and not raised:
         return CUT_OFF, format_ranks(cut_off)
     parts = [f"{format_ranks(cut_off)} cut off"] if cut_off else []

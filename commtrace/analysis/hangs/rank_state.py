@@ -23,7 +23,7 @@ from commtrace.analysis.matching.operations import unfinished_rows
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.run import OsExit, RankTrace, Run
 
 ENDED: Final = "ended"
 RUNNING: Final = "running"
@@ -64,6 +64,9 @@ _WORK: Final = (
 )
 _MOST_IN_FLIGHT: Final = 8
 
+_FROM_OUTSIDE: Final = frozenset({"SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2"})
+"""Signals of launchers, schedulers and users. SIGALRM, for example, a script sends to itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -80,6 +83,12 @@ class Ending:
     process: str | None  # see commtrace.trace.processes; None if unknown
     exception: str = ""  # type of the uncaught exception that ended it; else empty
     launcher: str = ""  # that ended it by killing it, when nothing went on any more; else empty
+    exit: OsExit | None = None  # its call of os._exit with another status than 0, unless it was ended from outside
+
+    @property
+    def failure(self) -> str:
+        """Return ``RuntimeError`` or ``os._exit(1)`` if the rank failed by itself; else an empty string."""
+        return self.exception or (self.exit.call if self.exit is not None else "")
 
 
 def find_endings(
@@ -90,7 +99,10 @@ def find_endings(
     ``ask`` returns the state of a rank's process; ``goes_on`` is None to find out if the job still runs.
     """
     last = {rank: last_write_ns(trace) for rank, trace in run.ranks.items()}
-    processes = {rank: None if trace.closed else ask(trace.metadata) for rank, trace in run.ranks.items()}
+    processes = {
+        rank: None if trace.closed else GONE if trace.exit is not None else ask(trace.metadata)
+        for rank, trace in run.ranks.items()
+    }
     fresh = {
         rank: time is not None and now_ns - time <= _allowed_ns(run.ranks[rank]) + _SLACK_NS
         for rank, time in last.items()
@@ -109,7 +121,12 @@ def find_endings(
         time = last[rank]
         behind = None if time is None or reference is None else max(0, reference - time)
         endings[rank] = Ending(
-            _state(trace, behind, processes[rank], goes_on), time, behind, processes[rank], trace.exception
+            state=_state(trace, behind, processes[rank], goes_on),
+            last_ns=time,
+            behind_ns=behind,
+            process=processes[rank],
+            exception=trace.exception,
+            exit=own_exit(trace),
         )
     return {**endings, **_ended_by_launcher(run, endings)}
 
@@ -122,7 +139,7 @@ def _ended_by_launcher(run: Run, endings: Mapping[int, Ending]) -> dict[int, End
     broken = {rank: ending for rank, ending in endings.items() if ending.state != ENDED}
     are_done = all(
         trace.launcher
-        and not (trace.failures or trace.exception or trace.stack or trace.command_failed)
+        and not (trace.failures or trace.exception or trace.exit or trace.stack or trace.command_failed)
         and not any(open_communications(trace))
         for trace in run.ranks.values()
     )
@@ -136,11 +153,11 @@ def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: b
         return DUMPED
     if trace.closed:
         return ENDED
-    if trace.has_left and process in (GONE, None) and (process == GONE or not goes_on or _is_late(trace, behind)):
+    if trace.has_left and process in (GONE, None) and (process == GONE or not goes_on or is_late(trace, behind)):
         return ENDED  # Many a launcher kills what has left, or it ends without closing its files.
     if process == SUSPENDED:
         return SILENT  # Its last write may be recent: no other will come.
-    if _is_late(trace, behind):
+    if is_late(trace, behind):
         return SILENT
     if process == GONE:
         # Its last write may be recent and its process gone all the same.
@@ -148,7 +165,15 @@ def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: b
     return RUNNING if goes_on else STOPPED
 
 
-def _is_late(trace: RankTrace, behind: int | None) -> bool:
+def own_exit(trace: RankTrace) -> OsExit | None:
+    """Return the rank's call of os._exit, if it ended by itself: not in the handler of a signal that others send."""
+    exit_ = trace.exit
+    is_own = exit_ is not None and exit_.signal not in _FROM_OUTSIDE and exit_.exception != KeyboardInterrupt.__name__
+    return exit_ if is_own else None
+
+
+def is_late(trace: RankTrace, behind: int | None) -> bool:
+    """Return whether a healthy rank, at work or waiting, would have written within ``behind`` ns of its last write."""
     return behind is not None and behind > _allowed_ns(trace) + _SLACK_NS
 
 

@@ -61,7 +61,7 @@ class SetupHang(NamedTuple):
 
 def find_setup_hang(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> SetupHang | None:
     """Return where ranks wait for each other to make process groups, or have begun no step for long; else None."""
-    there = {rank: trace for rank, trace in run.ranks.items() if endings[rank].state != ENDED}
+    there = {rank: trace for rank, trace in run.ranks.items() if endings[rank].state != ENDED and trace.exit is None}
     waits: dict[tuple[str, str], list[int]] = {}
     for rank, trace in there.items():
         call = _call(trace)

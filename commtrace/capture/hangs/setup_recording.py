@@ -28,7 +28,7 @@ from commtrace.trace.files.writer import SegmentWriter, read_header
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import GONE, process_state
-from commtrace.trace.schema import mark_row
+from commtrace.trace.schema import MarkDetail, mark_row
 
 PART: Final = "recording where a rank is before it has joined its job"
 
@@ -44,7 +44,7 @@ _VARIABLE: Final = "_COMMTRACE_RANK_PROCESS"
 class SetupRecording:
     """The files of one process before it knows its run.
 
-    For the harvester's thread, but for :meth:`start` and :meth:`stop`.
+    For the harvester's thread, but for :meth:`start`, :meth:`stop` and ``exit``.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class SetupRecording:
         self._frames: tuple[str, ...] = ()
         self._due_ns = 0
         self._is_over = False
+        self.exit: MarkDetail | None = None  # a call of os._exit with another status than 0, until it is written
         self._is_ranks_child = False
         self._variable = ""
 
@@ -90,7 +91,7 @@ class SetupRecording:
     def look(self) -> None:
         """Write where the process is, if it is time; a failure ends it, with a warning."""
         now = now_ns()
-        if self._is_over or now < self._due_ns:
+        if self._is_over or (now < self._due_ns and self.exit is None):
             return
         self._due_ns = now + QUIET_NS
         try:
@@ -167,7 +168,11 @@ class SetupRecording:
         interval = QUIET_NS if quiet < LONG_QUIET_NS else SELDOM_NS
         self._due_ns = now + interval
         times = {"no_progress_ns": quiet, "again_within_ns": interval + _LATENESS_NS}
-        self._writer.write([mark_row("activity", {**activity.to_json(), **times})])
+        marks = [mark_row("activity", {**activity.to_json(), **times})]
+        if self.exit is not None:
+            marks.append(mark_row("exit", self.exit))
+            self.exit = None
+        self._writer.write(marks)
 
     def _is_in_use(self, folder: Path, metadata: RankMetadata) -> bool:
         """Return whether another process of this host, which lives, records in the folder of a rank."""

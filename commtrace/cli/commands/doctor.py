@@ -209,7 +209,7 @@ def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None
 def _named(diagnosis: Diagnosis) -> Iterable[int]:
     """Return the ranks at which the findings lead: the roots of a hang, and those that failed first or fell silent."""
     first = diagnosis.first_failure
-    silent = (one.rank for one in diagnosis.ranks if one.state == SILENT or one.exception)
+    silent = (one.rank for one in diagnosis.ranks if one.state == SILENT or one.exception or one.exit)
     return (*(root.rank for root in diagnosis.hang.chains.roots), *(first.ranks if first else ()), *silent)
 
 
@@ -267,6 +267,9 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     raised = ranges(one.rank for one in diagnosis.ranks if one.exception)
     if raised:
         by_state["ended with an uncaught exception"] = raised
+    exited = ranges(one.rank for one in diagnosis.ranks if one.exit)
+    if exited:
+        by_state["ended by os._exit"] = exited
     yield "Ranks: " + "; ".join(f"{state}: {format_ranges(own)}" for state, own in by_state.items() if own)
     if run.missing_ranks:
         yield f"[yellow]No readable files of {format_ranks(run.missing_ranks)}.[/]"
@@ -278,7 +281,9 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
 
 def _ranges_of(diagnosis: Diagnosis, state: str) -> list[tuple[int, int]]:
     return ranges(
-        one.rank for one in diagnosis.ranks if one.state == state and not one.exception and one.process != SUSPENDED
+        one.rank
+        for one in diagnosis.ranks
+        if one.state == state and not (one.exception or one.exit) and one.process != SUSPENDED
     )
 
 

@@ -310,6 +310,7 @@ def _trace(
         closed=marks.closed,
         exception=marks.exception,
         exception_frames=marks.exception_frames,
+        exit=marks.exit,
         has_left=marks.has_left,
         failures=tuple(structs.replace(call, peer=rank_of(call.group, call.peer)) for call in marks.failures),
         # Not copied for each part of a long run that is read forward.

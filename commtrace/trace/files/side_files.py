@@ -71,7 +71,7 @@ def _with_exit(trace: RankTrace, names: Iterable[str]) -> RankTrace:
             if match[3]:
                 return replace(trace, shell_hides_end=True)
             # That it left its job counts only where the job did not fail after that.
-            is_success = int(match[2]) == 0
+            is_success = int(match[2]) == 0 and trace.exit is None
             return replace(trace, has_left=is_success, command_failed=not is_success)
     return trace
 

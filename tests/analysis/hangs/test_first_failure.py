@@ -10,8 +10,10 @@ import pytest
 
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.first_failure import FirstFailure
-from commtrace.trace.run import FailedCommunication, PeerLook, Run
-from tests.analysis.hung_runs import NOW_NS, SECOND, done, flight, stopped_run
+from commtrace.analysis.hangs.job_end import end_words, how_it_ended
+from commtrace.analysis.hangs.rank_state import find_endings
+from commtrace.trace.run import FailedCommunication, OsExit, PeerLook, Run
+from tests.analysis.hung_runs import END, NOW_NS, SECOND, done, flight, stopped_run
 from tests.factory import group
 from tests.findings.reading import said
 
@@ -26,11 +28,14 @@ def test_the_first_killed_rank_to_stop_is_named() -> None:
         "more (the log says so)."
     )
     first, together = (
-        said(examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS).findings) for last in (98, 100)
+        said(examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS).findings) for last in (94, 100)
     )
     assert first == [
-        "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
-        "which. Until it is known why, keep its node out of the next job: start it on another host.",
+        "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python, or frozen until all "
+        "were killed; its log and dmesg say which. Until it is known why, keep its node out of the next job: start it "
+        "on another host.",
+        "Rank 1 gave its last sign of life 6.0 s before the others: dead, suspended, or in code that lets no thread "
+        "run; look for process 1001 on node0.",
         "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
     ]
     assert together == [broken]
@@ -127,7 +132,8 @@ def seen_by(run: Run, looks: Mapping[int, tuple[tuple[int, ...], ...]]) -> Run:
         pytest.param({1: ((2,), (0,)), 0: ((2,),)}, [2], id="all saw the same one"),
         pytest.param({1: ((0, 2),), 0: ((2,),)}, [2], id="the first to look saw the least"),
         pytest.param({1: ((2,),), 0: ((1,), (2,))}, [2], id="who had been cut off says nothing"),
-        pytest.param({1: ((2,),), 2: ((0,),)}, [0, 2], id="they do not agree"),
+        pytest.param({1: ((2,),), 2: ((0,),)}, [0], id="one of them saw the other one end"),
+        pytest.param({1: ((2,), (0,)), 0: ((1,),)}, [2], id="who was there after another end was not first"),
     ],
 )
 def test_the_first_rank_that_its_peers_saw_end_is_named(
@@ -360,3 +366,175 @@ def test_ranks_that_all_raised_the_same_failed_together() -> None:
 def test_a_failure_that_was_caught_cuts_nobody_off() -> None:
     diagnosis = examine(job_of_three({1: "RuntimeError", 2: "KeyError"}, cut_off=[1, 2]), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2,), raised=True, cut_off=(1,))
+
+
+EXIT = OsExit(1, frames=("train.py:31 main",))
+BACKWARD = "/venv/torch/autograd/graph.py:979 _engine_run_backward"
+
+
+def exited(run: Run, exits: Mapping[int, OsExit], cut_off: Sequence[int] = ()) -> Run:
+    """A run some ranks of which called os._exit; communication of some had failed before."""
+    ended = {
+        rank: replace(run.ranks[rank], exit=call, failures=(failed(5),) if rank in cut_off else ())
+        for rank, call in exits.items()
+    }
+    return replace(run, ranks={**run.ranks, **ended})
+
+
+def two_that_end(**changes: Any) -> Run:
+    return stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], **changes)
+
+
+@pytest.mark.parametrize("quiet_for", [0, 1, 2, 4])
+def test_a_rank_that_called_os_exit_failed_before_one_that_was_quiet_when_it_was_killed(quiet_for: int) -> None:
+    run = exited(two_that_end(last={0: 100 - quiet_for}), {1: EXIT})
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert said(diagnosis.findings) == [
+        "Failed first: rank 1 on node0, which called os._exit(1) at train.py:31 main; its log says why.",
+        "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
+    ]
+    assert diagnosis.first_failure == FirstFailure((1,), raised=True, cut_off=())
+    assert end_words(*how_it_ended(find_endings(run, NOW_NS, goes_on=False))) == (
+        "failed: rank 0 cut off; os._exit(1) on rank 1"
+    )
+
+
+def test_a_rank_that_was_quiet_when_it_was_killed_did_not_fail_before_one_that_raised() -> None:
+    run = two_that_end(closed=[1], exceptions={1: "ValueError"}, last={0: 98})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((1,), raised=True, cut_off=())
+
+
+def test_a_rank_that_had_been_silent_for_longer_than_any_healthy_one_comes_before_an_os_exit() -> None:
+    run = exited(two_that_end(last={0: 80}), {1: EXIT})
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((0,), raised=False, cut_off=())
+    assert "Rank 1 called os._exit(1) at train.py:31 main." in said(diagnosis.findings)
+
+
+def test_a_rank_that_its_peer_saw_end_comes_before_the_os_exit_of_that_peer() -> None:
+    run = exited(two_that_end(), {1: EXIT})
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(PeerLook(99 * SECOND, (0,)),))})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((0,), raised=False, cut_off=())
+
+
+@pytest.mark.parametrize(
+    ("call", "cut_off"),
+    [
+        pytest.param(EXIT, [1], id="its communication had failed"),
+        pytest.param(OsExit(1, "RuntimeError", ("train.py:9 f",)), [1], id="as it handled that"),
+        pytest.param(OsExit(1, "DistBackendError", ("train.py:9 f",)), [], id="as it handled an exception for that"),
+    ],
+)
+def test_a_rank_that_called_os_exit_because_its_communication_failed_was_cut_off(
+    call: OsExit, cut_off: Sequence[int]
+) -> None:
+    diagnosis = examine(exited(two_that_end(), {1: call}, cut_off), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((0,), raised=False, cut_off=(1,))
+
+
+def test_an_os_exit_for_another_exception_than_the_one_of_a_communication_is_the_failure() -> None:
+    call = OsExit(1, "KeyError", ("train.py:9 f",))
+    diagnosis = examine(exited(two_that_end(), {1: call}, [1]), now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((1,), raised=True, cut_off=())
+    assert diagnosis.findings[0].evidence == (
+        "Failed first: rank 1 on node0, which called os._exit(1) while it handled a KeyError of train.py:9 f; its log "
+        "says why."
+    )
+
+
+def test_an_os_exit_for_what_a_lost_peer_may_have_caused_is_named_with_the_rank_that_broke_off() -> None:
+    call = OsExit(3, "RuntimeError", (BACKWARD, "train.py:9 f"))
+    diagnosis = examine(exited(two_that_end(), {1: call}), now_ns=NOW_NS)
+    assert diagnosis.findings[0].evidence == (
+        "Failed first: one of ranks 0–1: rank 1 called os._exit(3) while it handled a RuntimeError of "
+        f"{BACKWARD}, which may be because another rank was gone; the files of rank 0 break off. Which came first, the "
+        'launcher\'s log says (torchrun: "first observed failure").'
+    )
+
+
+def test_it_is_the_first_if_the_rank_that_broke_off_saw_it_end() -> None:
+    run = exited(two_that_end(), {1: OsExit(3, "RuntimeError", (BACKWARD,))})
+    run = replace(run, ranks={**run.ranks, 0: replace(run.ranks[0], gone_peers=(PeerLook(99 * SECOND, (1,)),))})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((1,), raised=True, cut_off=())
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_rank_that_called_os_exit_as_the_launcher_ended_it_was_not_the_first(name: str) -> None:
+    run = exited(two_that_end(), {0: OsExit(143, signal=name), 1: EXIT})
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.first_failure == FirstFailure((1,), raised=True, cut_off=())
+    assert f"Rank 0 called os._exit(143) in a handler of {name}." in said(diagnosis.findings)
+    assert how_it_ended(find_endings(run, NOW_NS, goes_on=False))[1] == "rank 0 cut off; os._exit(1) on rank 1"
+
+
+def test_a_handler_of_a_signal_that_a_rank_sends_itself_is_its_own_failure() -> None:
+    run = exited(two_that_end(), {1: OsExit(1, signal="SIGALRM")})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((1,), raised=True, cut_off=())
+
+
+def test_a_killed_rank_that_was_seen_to_end_comes_before_one_that_the_launcher_asked_to_end() -> None:
+    run = exited(two_that_end(last={1: 97}), {0: OsExit(143, signal="SIGTERM")})
+    looks = (PeerLook(END - 20 * MS, (1,)), PeerLook(END - 8 * MS, ()))
+    run = replace(run, ranks={**run.ranks, 0: replace(run.ranks[0], gone_peers=looks)})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((1,), raised=False, cut_off=())
+
+
+def test_the_watchdog_of_a_rank_that_waits_in_a_hang_is_not_its_cause() -> None:
+    run = exited(two_that_end(in_flight={1: [flight(TP, 5)]}), {1: OsExit(1, frames=("watchdog.py:3 run",))})
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.first_failure is None
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 0."
+
+
+@pytest.mark.parametrize("exits", [{1: EXIT}, {}])
+@pytest.mark.parametrize("last", [97, 80])
+def test_a_rank_that_saw_another_one_end_was_alive_after_it(last: int, exits: Mapping[int, OsExit]) -> None:
+    """However long before its last write was."""
+    run = exited(two_that_end(last={0: last}), exits)
+    looks = (PeerLook(END + 5 * MS, (1,)), PeerLook(END + 17 * MS, ()))
+    run = replace(run, ranks={**run.ranks, 0: replace(run.ranks[0], gone_peers=looks)})
+    first = examine(run, now_ns=NOW_NS).first_failure
+    assert first is not None
+    assert first.ranks == (1,)
+
+
+@pytest.mark.parametrize("exception", ["", "ValueError"])
+def test_a_rank_that_ended_by_itself_and_was_seen_to_end_comes_before_the_next_one_that_was(exception: str) -> None:
+    """Whom the launcher killed."""
+    run = job_of_three({1: exception} if exception else {}, cut_off=[])
+    run = run if exception else exited(run, {1: EXIT})
+    looks = (PeerLook(0, (1,)), PeerLook(12 * MS, ()), PeerLook(110 * MS, (0,)), PeerLook(122 * MS, ()))
+    run = replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], gone_peers=looks)})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((1,), raised=True, cut_off=())
+
+
+def test_ends_that_the_launcher_of_another_host_caused_do_not_hide_the_failure() -> None:
+    run = exited(job_of_two_hosts({}, failed_on=()), {3: EXIT})
+    run = replace(run, ranks={**run.ranks, 0: replace(run.ranks[0], gone_peers=(PeerLook(0, (1,)),))})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((3,), raised=True, cut_off=())
+
+
+def test_ranks_that_were_there_after_a_rank_that_was_cut_off_are_not_its_cause() -> None:
+    run = job_of_three({1: "RuntimeError"}, cut_off=[1])
+    looks = (PeerLook(99 * SECOND, (1,)),)
+    run = replace(run, ranks={**run.ranks, 0: replace(run.ranks[0], gone_peers=looks)})
+    assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((2,), raised=False, cut_off=(1,))
+
+
+def test_ranks_that_all_called_os_exit_alike_failed_together() -> None:
+    diagnosis = examine(exited(two_that_end(), {0: EXIT, 1: EXIT}), now_ns=NOW_NS)
+    assert diagnosis.first_failure is None
+    assert said(diagnosis.findings) == ["Ranks 0–1 called os._exit(1) at train.py:31 main."]
+
+
+@pytest.mark.parametrize(("last", "first"), [(92, 2), (97, 1)])
+def test_a_look_at_others_is_a_sign_of_life_with_which_the_silence_of_another_rank_is_compared(
+    last: int, first: int
+) -> None:
+    """Rank 0 wrote nothing for 5 s, but was there as rank 1 ended: only rank 2 may have been gone before."""
+    rows = {rank: done({WORLD: 5}) for rank in range(3)}
+    run = exited(stopped_run(rows, [WORLD], last={0: 95, 2: last}), {1: EXIT})
+    run = replace(run, ranks={**run.ranks, 0: replace(run.ranks[0], gone_peers=(PeerLook(END, (1,)),))})
+    diagnosis = examine(run, now_ns=NOW_NS)
+    assert diagnosis.first_failure is not None
+    assert diagnosis.first_failure.ranks == (first,)

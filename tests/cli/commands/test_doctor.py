@@ -122,14 +122,18 @@ def test_a_dump_that_wants_to_run_code_is_refused(tmp_path: Path) -> None:
     assert "only plain values" in result.output
 
 
-def of_actors(directory: Path, *, launcher: str = "ray", in_flight: int = -1, exit_code: int = -1) -> Any:
-    """Two ranks whose files have no end. Rank ``in_flight`` was in a communication."""
+def of_actors(
+    directory: Path, *, launcher: str = "ray", in_flight: int = -1, exit_code: int = -1, exits: int = -1
+) -> Any:
+    """Two ranks whose files have no end. Rank ``in_flight`` was in a communication, ``exits`` called os._exit."""
     for rank in range(2):
         rows = [mark("topology", {"launcher": launcher} if launcher else {}), *steps(0, 3)]
         if rank == in_flight:
             rows.append(
                 mark("in_flight", [{"operation": "all_reduce", "group": 5, "seq": 0, "peer": -1, "start": 250}])
             )
+        if rank == exits:
+            rows.append(mark("exit", {"status": 1}))
         folder = write_rank(directory, rows, rank=rank, world_size=2, session=1_000 + rank)
         if exit_code >= 0:
             write_exit(folder, 1_000 + rank, exit_code)
@@ -143,6 +147,18 @@ def test_actors_that_ray_has_killed_together_have_not_crashed(tmp_path: Path) ->
     assert (code, answer["findings"]) == (0, [])
     assert [(rank["state"], rank["launcher"]) for rank in answer["ranks"]] == [("ended", "ray")] * 2
     assert "The files of ranks 0–1 have no end: Ray kills its actors when it is done with them." in answer["notes"][0]
+
+
+@pytest.mark.parametrize("changes", [{}, {"launcher": "", "exit_code": 0}])
+def test_a_rank_that_called_os_exit_did_not_end_well_whatever_its_launcher_did(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    code, answer = of_actors(tmp_path / "run", exits=1, **changes)
+
+    assert code == 1
+    assert "ank 1" in answer["findings"][0]["evidence"]
+    assert "called os._exit(1)" in answer["findings"][0]["evidence"]
+    assert answer["ranks"][1]["exit"] == {"status": 1, "signal": None, "exception": None, "at": None}
 
 
 @pytest.mark.parametrize("changes", [{"in_flight": 1}, {"launcher": ""}, {"exit_code": 1}])

@@ -45,8 +45,13 @@ def end(how: str) -> None:
         time.sleep(3 if is_first else 0)
         os.kill(os.getpid(), signal.SIGKILL)
     elif not is_first:
-        if how == "os_exit_1":
+        if how in ("os_exit_1", "os_exit_at_sigterm"):
             os._exit(1)
+        elif how == "os_exit_in_except":
+            try:
+                raise KeyError("on purpose")
+            except KeyError:
+                os._exit(3)
         elif how == "destroyed_and_os_exit_1":
             dist.destroy_process_group()
             os._exit(1)
@@ -56,6 +61,9 @@ def end(how: str) -> None:
             ctypes.string_at(0)
         elif how == "aborted":
             os.abort()
+    elif how == "os_exit_at_sigterm":
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+        time.sleep(60)  # until the launcher ends it
     elif how == "killed_alone":
         time.sleep(60)  # until the launcher ends it
     elif how == "destroyed_and_os_exit_1":

@@ -1,4 +1,4 @@
-"""Ranks that hang before the first step, in the way that the argument names."""
+"""Ranks that hang, or end, before the first step, in the way that the argument names."""
 
 import os
 import sys
@@ -17,6 +17,9 @@ def prepare() -> None:
 
 if how == "no_rank_comes":
     prepare()
+if how == "one_leaves" and rank == 1:
+    time.sleep(14)
+    os._exit(5)
 if how == "one_prepares_first" and rank == 1:
     prepare()
 dist.init_process_group("gloo")

@@ -182,6 +182,10 @@ def test_every_layer_has_a_rule_and_every_rule_a_layer() -> None:
     assert {_layer(module) for module in SOURCES} == set(MAY_IMPORT)
 
 
+def test_only_what_users_import_stands_outside_of_a_room() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "auto", "config", "errors"}
+
+
 def test_imports_point_one_way() -> None:
     wrong = {
         (module, imported)

@@ -18,7 +18,7 @@ from commtrace.trace.inputs import printable, printable_lines
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_READABLE_WIDTH: Final = 100
+_READABLE_WIDTH: Final = 80
 _UNLIMITED: Final = 10_000
 
 

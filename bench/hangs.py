@@ -285,7 +285,7 @@ def judge(case: Case, victim: int, failed_at: float, folder: Path) -> Outcome:
     from commtrace.trace.processes import process_state
 
     diagnosis = examine(folder / "run", now_ns=time.time_ns(), ask=process_state)
-    sentences = [f"doctor: {one}" for one in (*diagnosis.findings, *diagnosis.hang.sentences)]
+    sentences = [f"doctor: {one}" for one in (*(one.evidence for one in diagnosis.findings), *diagnosis.hang.sentences)]
     if not case.hangs:
         first = diagnosis.first_failure
         return Outcome(first is not None and list(first.ranks) == [victim], None, None, None, tuple(sentences))

@@ -72,19 +72,24 @@ def verdict(
     awaited: Sequence[AwaitedRank] = (),
     steps: SummedSteps | None = None,
     captured: Mapping[str, int] | None = None,
+    stop: Finding | None = None,
+    lost: Sequence[Finding] = (),
 ) -> str:
-    """Return the largest loss over all ranks, and where to look.
+    """Return what holds up the job and its largest loss, and where to look.
 
-    A rank that holds up the others comes first: their wait is only its echo. ``unmatched`` has reasons by role, see
-    :class:`commtrace.analysis.communication.table.UnmatchedSums`; ``steps`` separate a loss that happened once;
-    ``captured`` has the number of rows by kind.
+    A job that has stopped loses nothing else that matters now. A rank that holds up the others comes next: their wait
+    is only its echo. ``lost`` is the time that nobody is to blame for, the largest part first. ``unmatched`` has
+    reasons by role, see :class:`commtrace.analysis.communication.table.UnmatchedSums`; ``steps`` separate a loss that
+    happened once; ``captured`` has the number of rows by kind.
     """
+    if stop is not None:
+        return f"{stop.line()} {stop.advice}"
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
         none = "The steps have no length" if ranks else "No step was recorded by all ranks"
         return f"{none}: there is nothing to judge."
     if slow:
-        return _slow_sentence(max(slow, key=lambda finding: finding.cost_ns or 0.0))
+        return _slow_sentence(max(slow, key=lambda finding: finding.cost_ns or 0.0)) + _lost_besides(lost)
     replayed = sum(rank.total(REPLAY) for rank in ranks) / wall
     return _replayed_sentence(replayed) + _loss_sentence(ranks, unmatched or {}, awaited, steps, captured or {}, wall)
 
@@ -96,6 +101,13 @@ def _replayed_sentence(share: float) -> str:
         f"{share:.0%} of the step is replayed from CUDA graphs that communicate: how much of it is compute, and how "
         "much exposed communication, is not known. In the rest: "
     )
+
+
+def _lost_besides(lost: Sequence[Finding]) -> str:
+    largest = lost[0] if lost else None
+    if largest is None or (largest.share or 0.0) < _WORTH_A_LOOK:
+        return ""
+    return " " + " ".join(filter(None, (f"Largest loss besides: {largest.line()}.", largest.evidence, largest.advice)))
 
 
 def _loss_sentence(

@@ -24,6 +24,7 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, roles_of_one_rank
 from commtrace.analysis.engines import EngineUse, engines_used, on_gpu
 from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
+from commtrace.analysis.hangs.job_state import state_of_job
 from commtrace.analysis.largest_loss import ONLY_DUMPS, verdict
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.operations import ONLY_KERNELS
@@ -40,7 +41,7 @@ from commtrace.analysis.steps.choice import ChosenSteps, StepChoice, recorded_st
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.steps.iterations import iterations_in_steps
 from commtrace.analysis.stragglers.awaited import AwaitedRank, awaited_totals
-from commtrace.analysis.stragglers.list_of_findings import with_lost_time, with_reasons
+from commtrace.analysis.stragglers.list_of_findings import with_lost_time, with_reasons, with_roles
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Judgement, StragglerSums, judge_stragglers, measure_work
 from commtrace.analysis.timeline import step_durations
@@ -52,9 +53,10 @@ from commtrace.analysis.windows.run import (
     open_run,
 )
 from commtrace.findings.causes import JOB
-from commtrace.findings.finding import SLOW, Finding
+from commtrace.findings.finding import LOST, SLOW, STOPS, Finding, ranked
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
+from commtrace.trace.processes import process_state
 from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
 
@@ -109,12 +111,18 @@ class Summary:
     together_ns: float  # what a step would save without everything that is slow
     coverage: Coverage
     missing: int | None  # communications without a trace, by their numbers; None if only some steps were asked for
-    findings: tuple[Finding, ...]  # what is slow, costliest first, then lost time, then what could not be judged
+    state: str  # of the job: running, hangs since …, ended, failed: …
+    findings: tuple[Finding, ...]  # what stops the job, what is slow, lost time, what could not be judged
     verdict: str  # one sentence on what to look at
     problems: tuple[str, ...]  # of the recording, in sentences
     # The next two are for pages that show more, and not part of the JSON (NOT_IN_JSON).
     totals: StepTotals = field(repr=False, compare=False)
     all_steps: RunSteps = field(repr=False, compare=False)  # also those that do not count, of all launches
+
+    @property
+    def stops(self) -> bool:
+        """Return whether the job has failed or hangs."""
+        return bool(self.findings) and self.findings[0].kind in STOPS
 
     @property
     def slow(self) -> tuple[Finding, ...]:
@@ -165,7 +173,10 @@ def summarise_measured(run: OpenedRun, measured: MeasuredRun[SummarySums], *, is
     budget, launches = _launches(recorded, is_whole)
     replayed = _replay(run, measured.result)
     judgement = replayed.judgement or Judgement.without(ONLY_KERNELS + _most_waited_for(ranks), place=JOB)
-    listed = with_lost_time(judgement, replayed.lost)
+    job = state_of_job(recorded, now_ns=time.time_ns(), ask=process_state)
+    roles = sorted({role for rank in ranks for role in rank.exposed})
+    transfer_ns = {role: sum(rank.exposed_in(role).transfer_ns for rank in ranks) / len(ranks) for role in roles}
+    listed = ranked([*job.findings, *with_roles(with_lost_time(judgement, replayed.lost), transfer_ns)])
     longest = measured.result.stragglers.awaited.longest(names_ranks=not judgement.are_too_few_steps)
     awaited = with_reasons(longest, listed)
     summed = totals.steps
@@ -187,6 +198,7 @@ def summarise_measured(run: OpenedRun, measured: MeasuredRun[SummarySums], *, is
         together_ns=judgement.together_ns,
         coverage=totals.captured.coverage(ranks_of_run),
         missing=missing_numbers(recorded, measured.counts) if is_whole else None,
+        state=job.words,
         findings=listed,
         verdict=ONLY_DUMPS
         if recorded.any_metadata.is_dump
@@ -197,6 +209,8 @@ def summarise_measured(run: OpenedRun, measured: MeasuredRun[SummarySums], *, is
             awaited=awaited,
             steps=summed,
             captured=totals.captured.rows,
+            stop=job.stop,
+            lost=[finding for finding in listed if finding.kind == LOST],
         ),
         problems=tuple(
             find_problems(

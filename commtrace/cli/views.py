@@ -41,7 +41,7 @@ from commtrace.cli.output import (
     text_table,
 )
 from commtrace.findings.causes import HOST, LINK, OF_A_NODE, PAUSES
-from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding, Stretch
+from commtrace.findings.finding import NOT_JUDGED, SILENT, SLOW, STOPS, Finding, Stretch
 from commtrace.findings.formatting import format_duration, format_ranges, format_ranks
 
 _MOST_SHARES: Final = 20
@@ -397,6 +397,13 @@ _MOST_STRETCHES = 4
 _MOST_MEMBERS = 4
 
 
+def print_stops(console: Console, findings: Sequence[Finding]) -> None:
+    """Print what failed, hangs or is silent, and how to see more of it."""
+    for finding in findings:
+        if finding.kind in (*STOPS, SILENT):
+            console.print(f"[bold red]{escape(finding.line())}[/] {escape(finding.advice)}")
+
+
 def print_slow(
     console: Console,
     findings: Sequence[Finding],
@@ -481,6 +488,7 @@ def _members(finding: Finding) -> str:
 
 def print_findings(console: Console, findings: Sequence[Finding], *, told: Finding | None = None) -> None:
     """Print a line on everything that is slow or could not be judged; ``told`` was mentioned before."""
+    print_stops(console, [finding for finding in findings if finding != told])
     for finding in findings:
         if finding.kind == SLOW and finding != told:
             console.print(escape(f"Straggler: {finding.line()}"))

@@ -204,6 +204,8 @@ OF_NO_RANK: Final = _mended_at("division", "link")
 OF_A_NODE: Final = _mended_at("device", "link")
 """Causes that another node may remove."""
 
+TRANSFER: Final = "transfer"
+
 LOSSES: Final[Mapping[str, Cause]] = {
     "schedule": Cause(
         "waiting for pipeline neighbours (bubble)",
@@ -221,9 +223,7 @@ LOSSES: Final[Mapping[str, Cause]] = {
         of_all="Balance the ranks.",
         activity="computing for longer",
     ),
-    "transfer": Cause(
-        "exposed communication", "Overlap it with compute, or send less.", part="exposed_communication_ns"
-    ),
+    TRANSFER: Cause("exposed communication", "Overlap it with compute, or send less.", part="exposed_communication_ns"),
     "idle": Cause(
         "idle devices",
         "See what the host of this rank does (input, synchronisation, slow launches).",
@@ -253,7 +253,7 @@ LOSSES: Final[Mapping[str, Cause]] = {
 
 PART_OF_LOSS: Final = {
     "imbalance": "imbalance_ns",
-    "transfer": "exposed_communication_ns",
+    TRANSFER: "exposed_communication_ns",
     "schedule": "bubble_ns",
     DATA: "input_ns",
     "rest": "rest_ns",

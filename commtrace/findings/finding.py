@@ -17,21 +17,24 @@ from commtrace.findings.formatting import format_duration, format_ranges, ranges
 from commtrace.trace.bounds import Count, Rank, Size, Step, Time, Word
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
-FAILED: Final = "failed"
-HANG: Final = "hang"
-MISMATCH: Final = "mismatch"
-SILENT: Final = "silent"
-SLOW: Final = "slow"
-LOST: Final = "lost"
-RECORDING: Final = "recording"
-NOT_JUDGED: Final = "not_judged"
+Kind = Literal["failed", "hang", "mismatch", "silent", "slow", "lost", "recording", "not_judged"]
+
+FAILED: Final[Kind] = "failed"
+HANG: Final[Kind] = "hang"
+MISMATCH: Final[Kind] = "mismatch"
+SILENT: Final[Kind] = "silent"
+SLOW: Final[Kind] = "slow"
+LOST: Final[Kind] = "lost"
+RECORDING: Final[Kind] = "recording"
+NOT_JUDGED: Final[Kind] = "not_judged"
 
 KINDS: Final = (FAILED, HANG, MISMATCH, SILENT, SLOW, LOST, RECORDING, NOT_JUDGED)
-"""In the order of a list: the rank that failed first; ranks that make no progress; ranks that do not call the same;
-ranks that no longer report; ranks, a host, a stage, a link, … that cost time; time that no such thing explains, by
-cause; what is wrong with the recording; and what could not be judged, because a signal is missing."""
+"""In the order of a list, but that the first two stand as they come, the cause first: ranks that failed; ranks without
+progress; ranks that do not call the same; ranks that no longer report; ranks, a host, a stage, a link, … that cost
+time; time that no such thing explains, by cause; what is wrong with the recording; and what could not be judged,
+because a signal is missing."""
 
-STOPS: Final = (FAILED, HANG, MISMATCH)
+STOPS: Final = (FAILED, HANG)
 """The job makes no progress: whatever else it loses is no matter now."""
 
 _EXPLAINS: Final = 0.5
@@ -102,7 +105,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """A finding. Costs are ns in a step: the mean over the steps that count, or over a window of a running job."""
 
     id: Word  # see finding_id: equal for the same finding in another command, and while the job runs
-    kind: Literal["failed", "hang", "mismatch", "silent", "slow", "lost", "recording", "not_judged"]
+    kind: Kind
     place: Word = ""  # one of PLACES
     cause: Word = ""  # one of CAUSES, or of LOSSES if time was lost
     who: Word = ""  # the place in words
@@ -203,11 +206,14 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
     Findings of one id, as of two stretches with other ranks beside the first, are told apart by a number.
     """
-    ordered = sorted(findings, key=lambda one: (KINDS.index(one.kind), -(one.cost_ns or 0.0)))
-    return tuple(_with_own_ids(ordered))
+    ordered = sorted(
+        findings, key=lambda one: (0 if one.kind in STOPS else KINDS.index(one.kind), -(one.cost_ns or 0.0))
+    )
+    return tuple(with_own_ids(ordered))
 
 
-def _with_own_ids(findings: Iterable[Finding]) -> Iterator[Finding]:
+def with_own_ids(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings; of several with one id, the later ones have a number behind it."""
     seen: dict[str, int] = {}
     for finding in findings:
         number = seen[finding.id] = seen.get(finding.id, 0) + 1

@@ -284,21 +284,21 @@ def steps(recorded: Run, choice: StepChoice, partition: Partition) -> pa.Table:
         partition: of those.
     """
     rows = {rank: trace.spans.take(_is_left_out(trace.spans, choice)) for rank, trace in recorded.ranks.items()}
-    others = Spans.concatenate(list(rows.values()))
-    unknown = pa.nulls(len(others), pa.int64())
-    again = is_earlier(others.step)
+    uncounted = Spans.concatenate(list(rows.values()))
+    unknown = pa.nulls(len(uncounted), pa.int64())
+    again = is_earlier(uncounted.step)
     counted = len(partition.rank)
     left_out = [
         REPEATED if repeated else choice.left_out.get(step)
-        for step, repeated in zip(others.step.tolist(), again.tolist(), strict=True)
+        for step, repeated in zip(uncounted.step.tolist(), again.tolist(), strict=True)
     ]
     columns = {
         "rank": (partition.rank, _repeated(rows)),
-        "step": (_where_it_applies(partition.step), number_of(others.step)),
-        "start_ns": (partition.start, others.start),
-        "end_ns": (partition.end, others.end),
-        "wall_ns": (partition.wall_ns, others.end - others.start),
-        "used": (np.ones(counted, np.bool_), np.zeros(len(others), np.bool_)),
+        "step": (_where_it_applies(partition.step), number_of(uncounted.step)),
+        "start_ns": (partition.start, uncounted.start),
+        "end_ns": (partition.end, uncounted.end),
+        "wall_ns": (partition.wall_ns, uncounted.end - uncounted.start),
+        "used": (np.ones(counted, np.bool_), np.zeros(len(uncounted), np.bool_)),
         "left_out": (pa.nulls(counted, pa.string()), left_out),
         "hidden_ns": (partition.hidden_ns, unknown),
         "launch_bound_ns": (_where_it_applies(partition.launch_bound_of_steps), unknown),
@@ -353,9 +353,9 @@ def ranks(recorded: Run, partition: Partition, means: Sequence[RankMean]) -> pa.
 
 def _mean_columns(mean: RankMean) -> dict[str, int | None]:
     states = {column: mean.total(state) for state, column in _STATE_COLUMNS.items()}
-    others = ("wall_ns", "hidden_ns", "wait_ns", "blame_ns", "unmatched_ns")
+    names = ("wall_ns", "hidden_ns", "wait_ns", "blame_ns", "unmatched_ns")
     waited = None if mean.launch_bound_ns is None else sum(mean.launch_bound_ns.values())
-    return {**states, **{name: getattr(mean, name) for name in others}, "launch_bound_ns": waited}
+    return {**states, **{name: getattr(mean, name) for name in names}, "launch_bound_ns": waited}
 
 
 def communication(rows: Sequence[Communication]) -> pa.Table:
@@ -373,7 +373,7 @@ def communication(rows: Sequence[Communication]) -> pa.Table:
     )
 
 
-def findings(found: Sequence[Finding]) -> pa.Table:
+def findings(listed: Sequence[Finding]) -> pa.Table:
     """Return the findings in their order."""
     return _of_rows(
         (
@@ -382,7 +382,7 @@ def findings(found: Sequence[Finding]) -> pa.Table:
                 "rank": finding.rank if finding.ranks else None,
                 "occurrence": finding.occurrence.describe() if finding.occurrence else None,
             }
-            for finding in found
+            for finding in listed
         ),
         FINDINGS,
     )
@@ -397,7 +397,7 @@ def _of_rows(rows: Iterable[Mapping[str, object]], columns: pa.Schema) -> pa.Tab
 
 
 def _repeated(of_ranks: Mapping[int, Spans]) -> Int32:
-    return np.repeat(np.array(list(of_ranks), np.int32), [len(own) for own in of_ranks.values()])
+    return np.repeat(np.array(list(of_ranks), np.int32), [len(spans) for spans in of_ranks.values()])
 
 
 def _concatenated(columns: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[Any]:

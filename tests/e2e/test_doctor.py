@@ -17,6 +17,7 @@ from commtrace.analysis.hangs.examination import examine
 from commtrace.cli.main import app
 from commtrace.trace.processes import process_state
 from tests.e2e.launch import REPOSITORY
+from tests.findings.reading import said
 from tests.json_schemas import errors
 
 pytestmark = pytest.mark.e2e
@@ -81,7 +82,7 @@ def test_a_rank_that_sleeps_before_a_collective_of_a_subgroup(jobs: Jobs) -> Non
     assert doing["step"] == 5
     assert doing["at"].endswith("one_sleeps_before_a_collective_of_a_subgroup")
     assert doing["at"].startswith(str(PROGRAM))
-    assert told["findings"][0] == "The job hangs: 2 communications wait in the end for rank 2."
+    assert told["findings"][0]["evidence"] == "The job hangs: 2 communications wait in the end for rank 2."
     assert [one["state"] for one in told["ranks"]] == ["stopped"] * 4
 
 
@@ -93,16 +94,16 @@ def test_a_rank_that_died_in_mid_run(jobs: Jobs) -> None:
 
     told = jobs.told("one_is_killed")
     assert [one["state"] for one in told["ranks"]] == ["ended", "silent", "stopped", "stopped"]
-    assert told["findings"][0].startswith("Failed first: rank 1 on ")
-    assert "Rank 0 failed because it was gone." in told["findings"][0]
-    (silence,) = [one for one in told["findings"] if one.startswith("Rank 1 gave its last sign of life")]
+    assert told["findings"][0]["evidence"].startswith("Failed first: rank 1 on ")
+    assert "Rank 0 failed because it was gone." in told["findings"][0]["evidence"]
+    (silence,) = [one for one in said(told["findings"]) if one.startswith("Rank 1 gave its last sign of life")]
     assert silence.endswith(" is gone.")
 
 
 def test_a_rank_that_was_killed_while_the_others_raised(jobs: Jobs) -> None:
     told = jobs.told("one_is_killed_and_the_others_raise")
     assert [one["exception"] for one in told["ranks"]] == ["RuntimeError", None, "RuntimeError", "RuntimeError"]
-    first, others = told["findings"][:2]
+    first, others = said(told["findings"])[:2]
     assert first.startswith("Failed first: rank 1 on ")
     assert "Ranks 0, 2–3 failed because it was gone. Until it is known why, keep its node out " in first
     assert others.startswith("Ranks 0, 2–3 ended with an uncaught RuntimeError in barrier ")
@@ -132,7 +133,7 @@ def test_a_rank_that_calls_another_operation(jobs: Jobs) -> None:
         "all_reduce": (40, [0, 1, 2]),
         "broadcast": (80, [3]),
     }
-    assert any("Members did not call the same at 1 place" in finding for finding in told["findings"])
+    assert any("Members did not call the same at 1 place" in finding for finding in said(told["findings"]))
 
 
 def test_a_message_that_nobody_sends(jobs: Jobs) -> None:
@@ -160,7 +161,7 @@ def test_a_rank_that_is_stopped_while_it_trains(jobs: Jobs) -> None:
     assert jobs.running["one_is_stopped_while_it_trains"]["ranks"][2]["process"] == "suspended"
     assert any(
         " is suspended, by SIGSTOP or a debugger; kill -CONT " in one
-        for one in jobs.running["one_is_stopped_while_it_trains"]["findings"]
+        for one in said(jobs.running["one_is_stopped_while_it_trains"]["findings"])
     )
     for told in (jobs.running["one_is_stopped_while_it_trains"], jobs.told("one_is_stopped_while_it_trains")):
         assert told["hang"]["is_hung"]
@@ -168,7 +169,7 @@ def test_a_rank_that_is_stopped_while_it_trains(jobs: Jobs) -> None:
         stop = stop_of(told, "right")
         assert (stop["kind"], stop["arrived"]) == ("hung", [3])
         assert stop["missing"] == [{"rank": 2, "last_seq": stop["seq"] - 1}]
-        assert any(one.startswith("The job hangs") and one.endswith(" for rank 2.") for one in told["findings"])
+        assert any(one.startswith("The job hangs") and one.endswith(" for rank 2.") for one in said(told["findings"]))
 
 
 def test_a_rank_in_code_that_keeps_the_lock_of_its_interpreter(jobs: Jobs) -> None:
@@ -181,7 +182,7 @@ def test_a_rank_in_code_that_keeps_the_lock_of_its_interpreter(jobs: Jobs) -> No
     ):
         assert roots(told) == [2]
         assert re.fullmatch(place, told["ranks"][2]["stack_at"])
-        (silence,) = [one for one in told["findings"] if one.startswith("Rank 2 gave its last sign of life")]
+        (silence,) = [one for one in said(told["findings"]) if one.startswith("Rank 2 gave its last sign of life")]
         assert re.search(why, silence)
 
 
@@ -190,14 +191,14 @@ def test_ranks_that_wait_for_each_other(jobs: Jobs) -> None:
     (cycle,) = told["hang"]["chains"]["cycles"]
 
     assert {told["hang"]["stops"][position]["group"]["role"] for position in cycle} == {"middle", "right", "outer"}
-    assert any(one.startswith("Deadlock: 3 communications wait for each other: ") for one in told["findings"])
+    assert any(one.startswith("Deadlock: 3 communications wait for each other: ") for one in said(told["findings"]))
 
 
 def test_a_job_killed_while_it_trains_has_stopped_and_not_hung(jobs: Jobs) -> None:
     told = jobs.told("all_are_killed_while_they_train")
 
     assert told["hang"]["is_hung"] is False
-    assert told["findings"] == [
+    assert said(told["findings"]) == [
         "The files of ranks 0–3 break off: killed, a crash below Python, or a directory that could not be written "
         "any more (the log says so).",
     ]
@@ -225,3 +226,16 @@ def test_the_command_says_it_and_its_exit_code(jobs: Jobs) -> None:
     assert "Nothing was found." in healthy.output
     assert "Hung at seq 5 of the right group of ranks 2–3. Arrived: rank 3 in all_reduce" in hung.output
     assert "Root: rank 2, for which 3 ranks wait in the end. Rank 2: inside user load shard" in hung.output
+
+
+@pytest.mark.parametrize("command", ["summary", "straggler", "bandwidth"])
+def test_other_commands_say_first_that_the_job_hung(command: str, jobs: Jobs) -> None:
+    run = jobs.folder / "one_sleeps_before_a_collective_of_a_subgroup"
+    result = CliRunner().invoke(app, [command, str(run), "--json"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+
+    assert answer["findings"][0]["kind"] == "hang"
+    assert answer["findings"][0]["ranks"] == [2]
+    said_first = "The job hangs: 2 communications wait in the end for rank 2. See where each rank is: commtrace doctor "
+    assert answer["verdict"].startswith(said_first)

@@ -83,7 +83,7 @@ def test_a_shell_that_hides_the_exit_code_does_not_make_a_killed_rank_one_that_e
 
     assert status == 1
     assert "ended" not in {one["state"] for one in diagnosis["ranks"] if one["exception"] is None}
-    assert "rank 1" in diagnosis["findings"][0]
+    assert "rank 1" in diagnosis["findings"][0]["evidence"]
     said = [note for note in diagnosis["notes"] if "ended with exit code 0, but a shell had started" in note]
     # An exception of another rank, where the launcher leaves it the time to raise one, says it all.
     assert len(said) == all(one["exception"] is None for one in diagnosis["ranks"])
@@ -107,7 +107,7 @@ def test_a_rank_that_fails_is_named(tmp_path: Path, how: str) -> None:
     status, diagnosis = diagnosis_of(tmp_path / "run")
 
     assert status == 1
-    assert "Failed first: rank 1" in diagnosis["findings"][0]
+    assert "Failed first: rank 1" in diagnosis["findings"][0]["evidence"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_os_exit_with_another_status_than_0_says_what_led_to_it(
     exit_ = diagnosis["ranks"][1]["exit"]
     assert (exit_["status"], exit_["signal"], exit_["exception"]) == called
     assert "ends_well.py" in exit_["at"]
-    assert f"which called os._exit({called[0]})" in diagnosis["findings"][0]
+    assert f"which called os._exit({called[0]})" in diagnosis["findings"][0]["evidence"]
     assert f"os._exit({called[0]}) on rank 1" in listed.stdout
 
 
@@ -138,7 +138,7 @@ def test_a_rank_that_calls_os_exit_as_the_launcher_ends_it_was_not_the_first(tmp
 
     _, diagnosis = diagnosis_of(tmp_path / "run")
 
-    assert "Failed first: rank 1" in diagnosis["findings"][0]
+    assert "Failed first: rank 1" in diagnosis["findings"][0]["evidence"]
     assert [one["exit"] and one["exit"]["signal"] for one in diagnosis["ranks"]] == ["SIGTERM", None]
 
 

@@ -72,7 +72,7 @@ def test_ranks_that_wait_in_a_call_and_the_one_that_has_not_come_are_reported_wi
     assert "hangs_in_setup.py" in call["at"]
     prepares = f"{PROGRAM}:{line_of('    time.sleep(600)')} prepare"
     assert diagnosis["setup_hang"]["elsewhere"] == [{"at": prepares, "ranks": [1]}]
-    assert diagnosis["findings"][-1] == f"Not come: rank 1 at {prepares}."
+    assert diagnosis["findings"][-1]["evidence"].endswith(f" Not come: rank 1 at {prepares}.")
 
 
 def test_a_rank_that_calls_os_exit_before_it_has_joined_is_the_one_that_failed(tmp_path: Path) -> None:
@@ -83,8 +83,11 @@ def test_a_rank_that_calls_os_exit_before_it_has_joined_is_the_one_that_failed(t
 
     diagnosis = json.loads(completed.stdout)
     assert diagnosis["ranks"][1]["exit"]["status"] == 5
-    assert diagnosis["findings"][0].startswith("Failed first: rank 1 on ")
-    assert f"which called os._exit(5) at {PROGRAM}:{line_of('    os._exit(5)')} <module>" in diagnosis["findings"][0]
+    assert diagnosis["findings"][0]["evidence"].startswith("Failed first: rank 1 on ")
+    assert (
+        f"which called os._exit(5) at {PROGRAM}:{line_of('    os._exit(5)')} <module>"
+        in diagnosis["findings"][0]["evidence"]
+    )
 
 
 @pytest.mark.parametrize("how", ["no_rank_comes", "all_prepare"])
@@ -92,5 +95,5 @@ def test_ranks_of_which_none_begins_a_step_are_reported_with_their_places(tmp_pa
     diagnosis = diagnosis_of_hung_job(tmp_path / "run", how)
 
     assert diagnosis["setup_hang"]["calls"] == []
-    assert diagnosis["findings"][0].startswith("No rank has begun a step or communicated: no progress for ")
-    assert f"ranks 0–1 at {PROGRAM}:" in diagnosis["findings"][0]
+    assert diagnosis["findings"][0]["evidence"].startswith("No rank has begun a step or communicated: no progress for ")
+    assert f"ranks 0–1 at {PROGRAM}:" in diagnosis["findings"][0]["evidence"]

@@ -66,7 +66,7 @@ def test_an_actor_that_crashes_is_named(tmp_path: Path) -> None:
     code, diagnosis = diagnosed(tmp_path / "run")
     assert code == 1
     assert diagnosis["ranks"][1]["launcher"] is None
-    assert "rank 1" in diagnosis["findings"][0]
+    assert "rank 1" in diagnosis["findings"][0]["evidence"]
 
 
 def test_variables_reach_actors_by_their_runtime_environment(tmp_path: Path) -> None:

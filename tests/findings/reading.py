@@ -34,3 +34,8 @@ def why_not(findings: Iterable[Finding]) -> tuple[str, ...]:
 def in_json(answer: Any, kind: str = SLOW) -> list[dict[str, Any]]:
     """The findings of a kind in the output of ``--json``."""
     return [finding for finding in answer["findings"] if finding["kind"] == kind]
+
+
+def said(findings: Iterable[Finding | dict[str, Any]]) -> list[str]:
+    """The sentences of findings, or of those in the output of ``--json``."""
+    return [one.evidence if isinstance(one, Finding) else one["evidence"] for one in findings]

@@ -17,6 +17,7 @@ from commtrace.analysis.hangs.stops import HUNG, Chains, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Coverage, GroupCoverage
 from commtrace.analysis.matching.mismatches import Mismatch
+from commtrace.findings.finding import Finding
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
 
@@ -145,7 +146,7 @@ class Diagnosis:
     setup_hang: SetupHang | None  # None unless the job hangs before its first step, or while groups are made
     first_failure: FirstFailure | None  # None if no rank failed, or nothing shows which was first
     flight_recorder: FlightEvidence | None  # None without dumps
-    findings: tuple[str, ...] = ()  # need attention; empty if the run is healthy
+    findings: tuple[Finding, ...] = ()  # need attention, the first of them first; empty if the run is healthy
     notes: tuple[str, ...] = ()  # need none
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from commtrace.analysis.hangs.diagnosis import Diagnosis, ExaminedRank, ExitCalled
@@ -12,6 +12,9 @@ from commtrace.analysis.hangs.setup import setup_findings
 from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Elsewhere, Stop, StopLink
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.mismatches import Mismatch
+from commtrace.findings.causes import JOB, RANKS
+from commtrace.findings.finding import FAILED, HANG, MISMATCH, RECORDING, Finding, Kind, finding_id, with_own_ids
+from commtrace.findings.finding import SILENT as SILENT_RANKS
 from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.trace.files.locate import OF_OTHER_RUNS
 from commtrace.trace.metadata import IMPORTED_FROM, KINETO, UNKNOWN_ROLE
@@ -277,30 +280,64 @@ def activity_words(activity: LastActivity | None) -> str:
     return "; ".join(words) or "it recorded nothing"
 
 
-def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[list[str], list[str]]:
+def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[list[Finding], list[str]]:
     """Return the findings, which need attention, and the notes, which do not.
 
     Args:
         limits: problems that are limits of the source of an imported run.
     """
-    findings = [
-        *_first_failure(diagnosis),
-        *hang_findings(diagnosis),
-        *_setup_findings(diagnosis),
-        *silence_findings(diagnosis),
-        *_endings(diagnosis),
-        *_gaps(diagnosis),
-        *_mismatches(diagnosis),
-    ]
+    hosts = {one.rank: one.host for one in diagnosis.ranks}
+    first, stops = diagnosis.first_failure, diagnosis.hang.stops
+    roots = [root.rank for root in diagnosis.hang.chains.roots]
+    callers = [rank for stop in stops if stop.kind == UNEQUAL for rank in stop.arrived]
+    silent = [one.rank for one in _silent(diagnosis, ())]
+    of_sentences = [*([rank] for rank in silent[:_MOST_SILENT]), silent[_MOST_SILENT:]]
+    silences = zip(silence_findings(diagnosis), of_sentences, strict=False)
+    raised = [one.rank for one in diagnosis.ranks if one.exception or one.exit is not None]
+    setup = diagnosis.setup_hang
     notes = [*_notes(diagnosis)]
     # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
+    problems: list[str] = []
     for problem in diagnosis.problems:
-        is_note = problem in limits or OF_OTHER_RUNS in problem
-        (notes if is_note else findings).append(problem)
-    return findings, notes
+        (notes if problem in limits or OF_OTHER_RUNS in problem else problems).append(problem)
+    told = (
+        (FAILED, _first_failure(diagnosis), first.ranks if first else ()),
+        (HANG, _hangs(diagnosis), roots),
+        (MISMATCH, _unequal_calls(stops), callers),
+        (HANG, [" ".join(_setup_findings(diagnosis))], setup.missing if setup else ()),
+        *((SILENT_RANKS, [sentence], ranks) for sentence, ranks in silences),
+        (FAILED, _uncaught(diagnosis), raised),
+        (RECORDING, _broken_off(diagnosis), ()),
+        (RECORDING, _gaps(diagnosis), ()),
+        (MISMATCH, _mismatches(diagnosis), ()),
+        (RECORDING, problems, ()),
+    )
+    findings = [
+        _finding(kind, sentence, ranks, hosts) for kind, sentences, ranks in told for sentence in sentences if sentence
+    ]
+    return [*with_own_ids(findings)], notes
+
+
+def _finding(kind: Kind, sentence: str, ranks: Iterable[int], hosts: Mapping[int, str]) -> Finding:
+    named = tuple(ranks)
+    return Finding(
+        id=finding_id(kind, RANKS if named else JOB, "", named),
+        kind=kind,
+        place=RANKS if named else JOB,
+        who=format_ranks(named) if named else "the job",
+        ranks=named,
+        hosts=tuple(dict.fromkeys(hosts[rank] for rank in named if hosts.get(rank))),
+        evidence=sentence,
+    )
 
 
 def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
+    """Yield sentences on what hangs, and on calls that only some ranks made."""
+    yield from _hangs(diagnosis)
+    yield from _unequal_calls(diagnosis.hang.stops)
+
+
+def _hangs(diagnosis: Diagnosis) -> Iterable[str]:
     stops = diagnosis.hang.stops
     hung = [stop for stop in stops if stop.kind == HUNG]
     roots = [root.rank for root in diagnosis.hang.chains.roots]
@@ -318,6 +355,9 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
         yield f"The job hangs at {place_words(hung[0])}, as which its members called different operations: {called}."
     elif hung:
         yield f"The job hangs in a communication at which all members have arrived: {place_words(hung[0])}."
+
+
+def _unequal_calls(stops: Sequence[Stop]) -> Iterable[str]:
     for stop in stops:
         if stop.kind == UNEQUAL:
             missing = format_ranks(one.rank for one in stop.missing)
@@ -343,12 +383,17 @@ def _setup_findings(diagnosis: Diagnosis) -> Iterable[str]:
 
 def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[str]:
     """Yield the ranks that are silent though others write or their process lives, but for those ``besides``."""
-    silent = [one for one in diagnosis.ranks if one.state == SILENT and one.exit is None and one.rank not in besides]
-    silent.sort(key=lambda one: -(one.behind_ns or 0))  # the first to fall silent
+    silent = _silent(diagnosis, besides)
     for one in silent[:_MOST_SILENT]:
         yield silence_words(one)
     if len(silent) > _MOST_SILENT:
         yield f"So did {format_ranks(one.rank for one in silent[_MOST_SILENT:])}."
+
+
+def _silent(diagnosis: Diagnosis, besides: Sequence[int]) -> list[ExaminedRank]:
+    """Return the silent ranks, the first to fall silent first."""
+    silent = [one for one in diagnosis.ranks if one.state == SILENT and one.exit is None and one.rank not in besides]
+    return sorted(silent, key=lambda one: -(one.behind_ns or 0))
 
 
 def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
@@ -461,7 +506,7 @@ def _exclusion(rank: ExaminedRank) -> str:
     return f" Until it is known why, keep its node out of the next job: {rank.exclude_nodes}."
 
 
-def _endings(diagnosis: Diagnosis) -> Iterable[str]:
+def _uncaught(diagnosis: Diagnosis) -> Iterable[str]:
     first = diagnosis.first_failure.ranks if diagnosis.first_failure else ()
     raised: dict[str, list[int]] = {}
     for one in diagnosis.ranks:
@@ -475,6 +520,10 @@ def _endings(diagnosis: Diagnosis) -> Iterable[str]:
             exits.setdefault(exit_words(one.exit), []).append(one.rank)
     for call, own in exits.items():
         yield f"{format_ranks(own).capitalize()} {call}."
+
+
+def _broken_off(diagnosis: Diagnosis) -> Iterable[str]:
+    first = diagnosis.first_failure.ranks if diagnosis.first_failure else ()
     stopped = [
         one.rank for one in diagnosis.ranks if one.state == STOPPED and one.exit is None and one.rank not in first
     ]

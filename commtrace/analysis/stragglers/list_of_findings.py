@@ -7,26 +7,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace as replaced
 from typing import Final
 
 from msgspec.structs import replace
 
+from commtrace.analysis.hangs.job_state import state_of_job
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_findings
 from commtrace.analysis.stragglers.search import Judgement, MeasuredWork, judge_stragglers
 from commtrace.analysis.windows.run import OpenedRun
-from commtrace.findings.causes import JOB
-from commtrace.findings.finding import Finding, not_judged, ranked
+from commtrace.findings.causes import JOB, TRANSFER
+from commtrace.findings.finding import LOST, Finding, not_judged, ranked
+from commtrace.trace.processes import process_state
 
 NO_STEPS: Final = "No step was recorded in full, so nothing can be compared."
 
 
 def findings_of_run(run: OpenedRun, measured: MeasuredWork, baseline: HealthyRun | None = None) -> tuple[Finding, ...]:
-    """Judge the steps of a run that count, of which the work was measured."""
+    """Return what stops the job, what slows the steps that count, and what could not be judged."""
+    stops = state_of_job(run.recorded, now_ns=time.time_ns(), ask=process_state).findings
+    return ranked([*stops, *_of_steps(run, measured, baseline)])
+
+
+def _of_steps(run: OpenedRun, measured: MeasuredWork, baseline: HealthyRun | None) -> tuple[Finding, ...]:
     if not run.steps.used:
         return (not_judged(JOB, NO_STEPS),)
     work = measured.joined()
@@ -45,6 +53,18 @@ def with_lost_time(judgement: Judgement, lost: LostTime | None) -> tuple[Finding
         for finding, ns in zip(judgement.slow, lost.of_findings, strict=True)
     ]
     return ranked([*slow, *lost_findings(lost, judgement.slow), *judgement.not_judged])
+
+
+def with_roles(findings: Iterable[Finding], transfer_ns: Mapping[str, float]) -> tuple[Finding, ...]:
+    """Return the list with the roles of exposed communication; ``transfer_ns`` is, by role, stalled on it per step."""
+    longest = sorted(((ns, role) for role, ns in transfer_ns.items() if ns > 0), reverse=True)
+    roles = ", ".join(f"of {role} {ns / 1e6:.3g} ms" for ns, role in longest)
+    return tuple(
+        replace(finding, evidence=f"Stalled on transfers {roles} per step (mean of the ranks).")
+        if finding.kind == LOST and finding.cause == TRANSFER and roles
+        else finding
+        for finding in findings
+    )
 
 
 def with_reasons(awaited: Iterable[AwaitedRank], findings: Sequence[Finding]) -> tuple[AwaitedRank, ...]:

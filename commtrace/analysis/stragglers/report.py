@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.engines import on_gpu
+from commtrace.analysis.hangs.job_state import state_of_job
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
@@ -28,10 +30,11 @@ from commtrace.analysis.stragglers.search import (
 )
 from commtrace.analysis.windows.run import ALONE, OpenedRun, Workers, open_run
 from commtrace.errors import CommtraceError
-from commtrace.findings.finding import Finding
+from commtrace.findings.finding import Finding, ranked
 from commtrace.findings.nodes import exclude_nodes
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json
+from commtrace.trace.processes import process_state
 from commtrace.trace.run import Run
 
 
@@ -53,10 +56,16 @@ class StragglerReport:
     problems: tuple[str, ...]  # of the run's files, in sentences
     slowdown: WhatIf
     on_gpu: bool
+    stops: tuple[Finding, ...]  # what failed, hangs or is silent
     judgement: Judgement
     nodes: tuple[NodesOfFinding, ...]  # of each that is slow
     repeated_steps: tuple[RepeatedStep, ...]
     awaited: tuple[AwaitedRank, ...]  # longest first
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return both in one list."""
+        return ranked([*self.stops, *self.judgement.findings])
 
     def to_json(self) -> JsonObject:
         """Return the output of ``--json`` (docs/json/straggler.schema.json)."""
@@ -72,7 +81,7 @@ class StragglerReport:
             "waited_for": self.judgement.waited_for,
             "repeated_steps": to_json(self.repeated_steps),
             "awaited": to_json(self.awaited),
-            "findings": to_json(self.judgement.findings),
+            "findings": to_json(self.findings),
             "nodes": to_json(self.nodes),
         }
 
@@ -114,6 +123,7 @@ def report_of_steps(
         problems=recorded.problems,
         slowdown=gain,
         on_gpu=on_gpu(recorded),
+        stops=state_of_job(recorded, now_ns=time.time_ns(), ask=process_state).findings,
         judgement=judgement,
         nodes=tuple(_nodes(recorded, finding) for finding in judgement.slow),
         repeated_steps=tuple(_repeated(recorded)),

@@ -47,7 +47,7 @@ from commtrace.cli.output import (
 from commtrace.cli.output import bandwidth as gigabytes_per_second
 from commtrace.cli.views import bounds_note, print_basis, print_findings, run_line
 from commtrace.findings.causes import CAUSES
-from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding, reason_of
+from commtrace.findings.finding import NOT_JUDGED, SLOW, STOPS, Finding, reason_of
 from commtrace.findings.formatting import format_ranges, ranges
 from commtrace.trace.json_values import fields_to_json
 
@@ -128,7 +128,11 @@ def bandwidth(
         line = run_line(report.run, measured.recorded.any_metadata.attempt)
         console.print(escape(line), style="dim")
         console.print(f"[bold]{escape(report.verdict)}[/]")
-        print_findings(console, [one for one in findings if one not in _slow_communication(findings)], told=because)
+        print_findings(
+            console,
+            [one for one in findings if one not in _slow_communication(findings)],
+            told=findings[0] if findings and findings[0].kind in STOPS else because,
+        )
         console.print()
         print_basis(console, report.alignment, report.problems)
         _print(console, rows, by)
@@ -155,7 +159,9 @@ def verdict_text(
     findings: Sequence[Finding] = (),
     because: Finding | None = None,
 ) -> str:
-    """Return slow communication, as the judge or the bandwidth shows it, else that on which ranks stalled most."""
+    """Return what stops the job, else slow communication, as the judge or the bandwidth shows it, else the stalls."""
+    if findings and findings[0].kind in STOPS:
+        return f"{findings[0].line()} {findings[0].advice}"
     if named := _slow_communication(findings):
         costs = [f"{one.who} slows communication: {one.format_cost()}." for one in named]
         return " ".join(text[:1].upper() + text[1:] for text in [*costs, *([slow_links_text(slow)] if slow else [])])

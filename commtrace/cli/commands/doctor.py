@@ -173,7 +173,7 @@ _MOST_FRAMES: Final = 4
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
-    return diagnosis.findings[0] if diagnosis.findings else "Nothing was found."
+    return diagnosis.findings[0].line() if diagnosis.findings else "Nothing was found."
 
 
 def _checks_verdict(checks: Sequence[Check]) -> str:
@@ -188,7 +188,7 @@ def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None
         console.print(line)
     console.print()
     for finding in diagnosis.findings:
-        console.print(f"[yellow]![/] {escape(finding)}", soft_wrap=True)
+        console.print(f"[yellow]![/] {escape(finding.line())}", soft_wrap=True)
     if not diagnosis.findings:
         console.print(f"[bold green]{_verdict(diagnosis)}[/]")
     for note in diagnosis.notes:

@@ -32,7 +32,7 @@ from commtrace.cli.arguments import (
 from commtrace.cli.output import UNKNOWN, milliseconds, print_table, share, text_table, wide_console
 from commtrace.cli.views import print_basis, print_findings, run_line
 from commtrace.findings.causes import CAUSES
-from commtrace.findings.finding import SLOW, Finding, reason_of
+from commtrace.findings.finding import SLOW, STOPS, Finding, reason_of
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace.json_values import to_json
 
@@ -77,7 +77,11 @@ def pipeline(
         metadata = opened.recorded.any_metadata
         console.print(escape(run_line(metadata.run_id, metadata.attempt)), style="dim")
         console.print(f"[bold]{escape(verdict_text(found, findings))}[/]")
-        print_findings(console, findings, told=reason_of_bubble(found, findings))
+        print_findings(
+            console,
+            findings,
+            told=findings[0] if findings and findings[0].kind in STOPS else reason_of_bubble(found, findings),
+        )
         console.print()
         print_basis(console, alignment, problems)
         print_pipeline(console, found)
@@ -122,7 +126,9 @@ _OF_DIFFERENCES: Final = ("imbalance_ns", "variation_ns")
 
 
 def verdict_text(pipeline: Pipeline, findings: Sequence[Finding] = ()) -> str:
-    """Return the idle share of the pipeline, and the stage that waits longest, with the cause."""
+    """Return what stops the job, else the idle share of the pipeline, and the longest wait, with its cause."""
+    if findings and findings[0].kind in STOPS:
+        return f"{findings[0].line()} {findings[0].advice}"
     worst = _longest_wait(pipeline)
     if worst is None:
         return "The bubble is not known: the other side of the stages' messages was not recorded."

@@ -32,7 +32,8 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.output import wide_console
-from commtrace.cli.views import print_awaited, print_basis, print_slow, run_line, step_attempts_lines
+from commtrace.cli.views import print_awaited, print_basis, print_slow, print_stops, run_line, step_attempts_lines
+from commtrace.findings.finding import STOPS
 from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
@@ -95,7 +96,7 @@ def straggler(
     if keep:
         keep_analysis(
             opened.recorded,
-            report.judgement.findings,
+            report.findings,
             by="straggler",
             attempt=report.attempt,
             used_steps=report.slowdown.by_step,
@@ -103,17 +104,20 @@ def straggler(
 
 
 def _verdict(report: StragglerReport) -> str:
-    """Return the costliest straggler, else the first thing that could not be judged."""
-    slow, listed = len(report.judgement.slow), report.judgement.findings
+    """Return what stops the job, else the costliest straggler, else the first thing that could not be judged."""
+    slow, listed = len(report.judgement.slow), report.findings
+    if listed and listed[0].kind in STOPS:
+        return f"{listed[0].line()} {listed[0].advice}"
     if slow:
         more = f" {slow - 1} more cost less." if slow > 1 else ""
-        return f"Straggler: {listed[0].line()}.{more}"
+        return f"Straggler: {report.judgement.slow[0].line()}.{more}"
     return listed[0].line() if listed else "No rank was found to slow the others down."
 
 
 def _print(console: Console, report: StragglerReport) -> None:
     judgement = report.judgement
-    if not judgement.findings:
+    print_stops(console, report.findings)
+    if not report.findings:
         console.print(f"[bold]{_verdict(report)}[/]")
     for line in step_attempts_lines(report.repeated_steps, report.attempt):
         console.print(escape(line))

@@ -20,6 +20,8 @@ from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.engines import engine_words
+from commtrace.analysis.hangs.job_end import ENDED
+from commtrace.analysis.hangs.rank_state import DUMPED
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.utilization import Utilization
@@ -67,6 +69,7 @@ from commtrace.cli.views import (
     print_awaited,
     print_baseline,
     print_slow,
+    print_stops,
     print_sums,
     run_budget_lines,
     step_attempts_lines,
@@ -165,6 +168,7 @@ def print_summary(
     for line in _header(summary):
         console.print(line)
     console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
+    print_stops(console, summary.findings[1:] if summary.stops else summary.findings)
     print_slow(console, summary.slow, together_ns=summary.together_ns)
     slow = (rank for finding in summary.slow for rank in finding.ranks)
     for line in moved_ranks_lines(slow, summary.run.earlier_attempts):
@@ -226,6 +230,8 @@ def _header(summary: Summary) -> Iterable[str]:
     )
     yield from detail_lines(summary.detail)
     yield clock_line(summary.alignment)
+    if not summary.state.startswith((ENDED, DUMPED)):
+        yield f"[bold]Job: {escape(summary.state)}[/]"
 
 
 def _steps_line(steps: StepChoice, numbers: str) -> str:

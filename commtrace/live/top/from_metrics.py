@@ -563,7 +563,7 @@ class _FindingLabels(NamedTuple):
 
     @property
     def are_known(self) -> bool:
-        causes = {SLOW: CAUSES, LOST: {**CAUSES, **LOSSES}}.get(self.kind, {})
+        causes = {str(SLOW): CAUSES, str(LOST): {**CAUSES, **LOSSES}}.get(self.kind, {})
         return self.place in PLACES and self.cause in causes
 
     def who(self, node: str) -> str:

@@ -73,13 +73,13 @@ def draw_breakdown(means: Sequence[RankMean], run_id: str, num_steps: int, by: B
         ends = [0.0] * len(bars)
         for name, fill in looks.items():
             boxes = []
-            for place, bar in enumerate(bars):
+            for position, bar in enumerate(bars):
                 width = bar.mean_ms(name)
-                boxes.append(Box(ends[place], place - BOX_HEIGHT / 2, width, BOX_HEIGHT))
-                ends[place] += width
+                boxes.append(Box(ends[position], position - BOX_HEIGHT / 2, width, BOX_HEIGHT))
+                ends[position] += width
             add_boxes(axes, boxes, fill, name, gap=longest / 200)
-        for place, bar in enumerate(bars):
-            axes.text(bar.wall_ms + longest / 150, place, f"{bar.wall_ms:.4g} ms", fontsize=SMALL, va="center")
+        for position, bar in enumerate(bars):
+            axes.text(bar.wall_ms + longest / 150, position, f"{bar.wall_ms:.4g} ms", fontsize=SMALL, va="center")
         label_rows(axes, [bar.label for bar in bars])
         axes.set_xlim(0, longest * 1.08)
         axes.set_xlabel("ms per step")

@@ -22,12 +22,15 @@ def draw_collectives(baseline: NetworkBaseline) -> Plot:
     title = f"Bandwidth of collectives · {made.get('backend', '')} · {made.get('device', '')}"
     caption = "Lines: mean of the iterations. Bands: from the slowest to the quickest. Time is that of the last member."
     with new_plot(_HEIGHT, title, caption) as (plot, axes):
-        for number, own in enumerate(baseline.by_group()):
+        for number, measurements in enumerate(baseline.by_group()):
             colour = COLOURS[f"microbatch-{number % MICROBATCH_COLOURS}"]
-            sizes, bandwidths = [one.num_bytes for one in own], [one.busbw_gbps for one in own]
+            sizes, bandwidths = (
+                [measurement.num_bytes for measurement in measurements],
+                [measurement.busbw_gbps for measurement in measurements],
+            )
             marker = _MARKERS[number // MICROBATCH_COLOURS % len(_MARKERS)]
-            group = f" in group {own[0].group}" if own[0].group else ""
-            label = f"{own[0].operation}{group}: ranks {format_ranges(ranges(own[0].ranks))}"
+            group = f" in group {measurements[0].group}" if measurements[0].group else ""
+            label = f"{measurements[0].operation}{group}: ranks {format_ranges(ranges(measurements[0].ranks))}"
             axes.plot(sizes, [each.mean for each in bandwidths], color=colour, marker=marker, markersize=3, label=label)
             low, high = [each.min for each in bandwidths], [each.max for each in bandwidths]
             axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)

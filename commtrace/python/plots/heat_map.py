@@ -171,15 +171,15 @@ def _quantity(value: str, recorded: Run, alignment: Alignment, work: StepStatist
         return _QUANTITIES[value]
 
     def slowness(times: RankSteps) -> RankValues:
-        own, typical = own_and_typical_work(times, work)
+        work_of_rank, typical = own_and_typical_work(times, work)
         steps = times.of("steps")
-        return _known(own * steps.astype(float), typical * steps)
+        return _known(work_of_rank * steps.astype(float), typical * steps)
 
     def clock_offset(times: RankSteps) -> RankValues:
         offsets = {} if alignment.refused else {clock.host: clock.offset_ns for clock in alignment.hosts}
-        own = [offsets.get(recorded.ranks[rank].metadata.node, np.nan) for rank in times.ranks.tolist()]
+        offsets_ns = [offsets.get(recorded.ranks[rank].metadata.node, np.nan) for rank in times.ranks.tolist()]
         steps = times.of("steps")
-        return _known(np.array(own)[:, np.newaxis] / 1e3 * steps, steps)
+        return _known(np.array(offsets_ns)[:, np.newaxis] / 1e3 * steps, steps)
 
     if value == SLOWNESS:
         meaning = "own work of a rank per step over the median of the ranks of its stage; 1 is typical"
@@ -193,9 +193,9 @@ def _dimensions(run: Run) -> dict[str, dict[str, list[int]]]:
     """Return the ranks at each place of each dimension, by name of the place; dimensions of one place are left out."""
     dimensions: dict[str, dict[tuple[int, str], list[int]]] = {"rank": {}}
     for rank, trace in run.ranks.items():
-        places = {name: (place, f"{name} {place}") for name, place in trace.coordinates.items()}
-        for name, place in {"rank": (rank, f"rank {rank}"), **places, "host": (0, trace.metadata.node)}.items():
-            dimensions.setdefault(name, {}).setdefault(place, []).append(rank)
+        places = {name: (value, f"{name} {value}") for name, value in trace.coordinates.items()}
+        for name, value in {"rank": (rank, f"rank {rank}"), **places, "host": (0, trace.metadata.node)}.items():
+            dimensions.setdefault(name, {}).setdefault(value, []).append(rank)
     return {
         name: {label: ranks for (_, label), ranks in sorted(places.items())}
         for name, places in dimensions.items()
@@ -212,7 +212,7 @@ def _grid(
 ) -> _Grid:
     """Return the cells; without ``columns`` they are blocks of steps. A cell shows the worst of its ranks."""
     worst = np.fmin if quantity.low_is_bad else np.fmax
-    place = {rank: index for index, rank in enumerate(times.ranks.tolist())}
+    position = {rank: index for index, rank in enumerate(times.ranks.tolist())}
     if columns is None:
         names = [
             f"{first}" if first == last else f"{first}–{last}"
@@ -220,7 +220,7 @@ def _grid(
         ]
         of_block = values.above / values.below
         cells = [
-            worst.reduce(of_block[[place[rank] for rank in ranks if rank in place]], initial=np.nan)
+            worst.reduce(of_block[[position[rank] for rank in ranks if rank in position]], initial=np.nan)
             for ranks in rows.values()
         ]
         return _Grid([*rows], names, np.array(cells), max(map(len, rows.values())))
@@ -228,9 +228,9 @@ def _grid(
         of_rank = np.nansum(values.above, axis=1) / np.nansum(values.below, axis=1)
     cells = []
     most = 0
-    for own in rows.values():
-        for others in columns.values():
-            ranks = [place[rank] for rank in sorted({*own} & {*others}) if rank in place]
+    for rows_of_rank in rows.values():
+        for columns_of_rank in columns.values():
+            ranks = [position[rank] for rank in sorted({*rows_of_rank} & {*columns_of_rank}) if rank in position]
             most = max(most, len(ranks))
             cells.append(worst.reduce(of_rank[ranks], initial=np.nan))
     return _Grid([*rows], [*columns], np.array(cells).reshape(len(rows), len(columns)), most)
@@ -252,4 +252,4 @@ def _colour_range(values: Float64, quantity: _Quantity) -> tuple[float, float]:
 def _label(set_ticks: Callable[[list[int], list[str]], object], names: Sequence[str]) -> None:
     every = -(-len(names) // _MOST_TICKS)
     places = list(range(0, len(names), every))
-    set_ticks(places, [printable(names[place]) for place in places])
+    set_ticks(places, [printable(names[position]) for position in places])

@@ -80,11 +80,11 @@ def draw_timeline(
     """
     outline = timeline.outline()
     rows = _rows(timeline, step, outline, ranks)
-    boxes_of = {one["rank_index"]: one for one in timeline.step(step, {row.rank_index for row in rows})["ranks"]}
+    boxes_of = {boxes["rank_index"]: boxes for boxes in timeline.step(step, {row.rank_index for row in rows})["ranks"]}
     duration_ms = timeline.duration_ns(step) / 1e6
     drawing = _Drawing(outline, colour_by, duration_ms)
-    for place, row in enumerate(rows):
-        drawing.add_rank(boxes_of[row.rank_index], place)
+    for position, row in enumerate(rows):
+        drawing.add_rank(boxes_of[row.rank_index], position)
     title = f"{run_id} · {'whole recording' if step < 0 else f'step {step}'} · {duration_ms:.4g} ms"
     caption = f"{_clocks(outline)} {_shown(len(rows), len(outline['ranks']), is_choice=ranks is not None)}".strip()
     with new_plot(len(rows) * _ROW_INCHES + 1.3, title, caption) as (plot, axes):
@@ -108,9 +108,9 @@ def _rows(timeline: Timeline, step: int, outline: Outline, ranks: Collection[int
             rows.append(_Row(slowest, f"{'slowest: ' * (median != slowest)}{recorded[slowest]['label']}"))
         return rows
     rows = [
-        _Row(one.rank_index, recorded[one.rank_index]["label"])
-        for one in bounds
-        if ranks is None or recorded[one.rank_index]["rank"] in ranks
+        _Row(rank_bounds.rank_index, recorded[rank_bounds.rank_index]["label"])
+        for rank_bounds in bounds
+        if ranks is None or recorded[rank_bounds.rank_index]["rank"] in ranks
     ]
     if not rows:
         raise ConfigurationError(f"no rank of these recorded step {step}: {', '.join(map(str, sorted(ranks or ())))}")
@@ -131,8 +131,8 @@ class _Drawing:
         # For the legend, in the order of appearance: roles without a colour of their own share one.
         self._meanings: defaultdict[Fill, dict[str, None]] = defaultdict(dict)
 
-    def add_rank(self, rank: RankBoxes, place: int) -> None:
-        top = place - BOX_HEIGHT / 2
+    def add_rank(self, rank: RankBoxes, position: int) -> None:
+        top = position - BOX_HEIGHT / 2
         self._add(_ROW_LAYER, Fill("row"), rank["start"], rank["end"] - rank["start"], top, BOX_HEIGHT)
         self._add_work(rank["work"], rank["stalls"], top)
         self._add_stalls(rank["stalls"], top)
@@ -194,10 +194,10 @@ class _Drawing:
     def _add(self, layer: int, fill: Fill, start: int, duration: int, top: float, height: float) -> None:
         x, width = start / 1e6, duration / 1e6
         if width < self._narrowest:
-            place = (layer, fill, top, int(x / self._narrowest))
-            if place in self._narrow:
+            cell = (layer, fill, top, int(x / self._narrowest))
+            if cell in self._narrow:
                 return
-            self._narrow.add(place)
+            self._narrow.add(cell)
             width = self._narrowest
         self._boxes[layer, fill].append(Box(x, top, width, height))
 

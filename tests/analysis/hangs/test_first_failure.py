@@ -15,6 +15,7 @@ from commtrace.analysis.hangs.rank_state import find_endings
 from commtrace.trace.run import FailedCommunication, OsExit, PeerLook, Run
 from tests.analysis.hung_runs import END, NOW_NS, SECOND, done, flight, stopped_run
 from tests.factory import group
+from tests.findings.reading import said
 
 TP = group("tp", 0, 1)
 WORLD = group("world", 0, 1, 2)
@@ -26,8 +27,10 @@ def test_the_first_killed_rank_to_stop_is_named() -> None:
         "The files of ranks 0–1 break off: killed, a crash below Python, or a directory that could not be written any "
         "more (the log says so)."
     )
-    first, together = (examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS).findings for last in (94, 100))
-    assert [*first] == [
+    first, together = (
+        said(examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS).findings) for last in (94, 100)
+    )
+    assert first == [
         "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python, or frozen until all "
         "were killed; its log and dmesg say which. Until it is known why, keep its node out of the next job: start it "
         "on another host.",
@@ -35,7 +38,7 @@ def test_the_first_killed_rank_to_stop_is_named() -> None:
         "run; look for process 1001 on node0.",
         "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
     ]
-    assert [*together] == [broken]
+    assert together == [broken]
 
 
 def test_a_rank_that_had_ended_in_order_long_before_hides_nobody() -> None:
@@ -51,7 +54,7 @@ def test_a_rank_that_was_killed_while_all_others_raised_is_where_to_look() -> No
         closed=[0, 2],
         exceptions={0: "RuntimeError", 2: "RuntimeError"},
     )
-    assert [*examine(run, now_ns=NOW_NS).findings] == [
+    assert said(examine(run, now_ns=NOW_NS).findings) == [
         "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
         "which. Ranks 0, 2 failed because it was gone. Until it is known why, keep its node out of the next job: start "
         "it on another host.",
@@ -81,7 +84,7 @@ def job_of_three(exceptions: Mapping[int, str], cut_off: Sequence[int], frames: 
 def test_a_rank_that_raised_by_itself_failed_before_ranks_whose_communication_failed() -> None:
     """And before rank 0, which the launcher killed."""
     run = job_of_three({1: "RuntimeError", 2: "ValueError"}, cut_off=[1], frames={2: "train.py:31 <module>"})
-    assert [*examine(run, now_ns=NOW_NS).findings] == [
+    assert said(examine(run, now_ns=NOW_NS).findings) == [
         "Failed first: rank 2 on node0, with an uncaught ValueError at train.py:31 <module>; its message is in the "
         "log.",
         "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
@@ -93,7 +96,7 @@ def test_a_rank_that_raised_by_itself_failed_before_ranks_whose_communication_fa
 def test_a_killed_rank_whose_communication_did_not_fail_failed_first() -> None:
     diagnosis = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=(0, 1))
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
         "which. Ranks 0–1 failed because it was gone. Until it is known why, keep its node out of the next job: start "
         "it on another host."
@@ -102,7 +105,7 @@ def test_a_killed_rank_whose_communication_did_not_fail_failed_first() -> None:
 
 def test_two_killed_ranks_are_both_named_when_nothing_distinguishes_them() -> None:
     diagnosis = examine(job_of_three({1: "RuntimeError"}, cut_off=[1]), now_ns=NOW_NS)
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "Failed first: one of ranks 0, 2, whose files break off; which, the launcher's log says (torchrun: \"first "
         'observed failure").'
     )
@@ -220,7 +223,7 @@ def broken_off(looks: Looks, **changes: Any) -> Run:
 )
 def test_nobody_raised_and_all_break_off_but_it_was_seen_who_was_first(looks: Looks, sentences: list[str]) -> None:
     """On GPUs, where the others have noticed nothing when the launcher kills them."""
-    assert [*examine(broken_off(looks), now_ns=NOW_NS).findings] == sentences
+    assert said(examine(broken_off(looks), now_ns=NOW_NS).findings) == sentences
 
 
 def test_hosts_have_monotonic_clocks_of_their_own() -> None:
@@ -237,7 +240,7 @@ def test_a_job_that_hung_was_ended_for_that_whoever_went_first(last: Mapping[int
     looks = {1: (PeerLook(0, (0,)), PeerLook(80 * MS, ()))}
     diagnosis = examine(broken_off(looks, in_flight=hung, last=last), now_ns=NOW_NS)
     assert diagnosis.first_failure is None
-    assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 2."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 2."
 
 
 def test_a_dead_rank_that_others_waited_for_until_the_launcher_came_failed_first() -> None:
@@ -252,7 +255,7 @@ def test_a_rank_that_ended_in_order_and_left_the_others_waiting_is_named() -> No
     run = replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], closed=True)})
     diagnosis = examine(run, now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2,), raised=False, cut_off=(1,), ended=True)  # fmt: skip
-    assert [*diagnosis.findings] == [
+    assert said(diagnosis.findings) == [
         "Left first: rank 2 ended cleanly, and it never came to all_reduce 5 of the world group of ranks 0–2, in "
         "which rank 1 failed. See why the script ended earlier there: fewer batches, a return, sys.exit.",
         "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
@@ -279,7 +282,7 @@ def test_a_rank_that_ended_in_order_and_left_the_others_waiting_is_named() -> No
 def test_a_rank_without_files_may_have_been_killed_before_its_first_word(cut_off: list[int], sentence: str) -> None:
     run = job_of_three(dict.fromkeys(cut_off, "RuntimeError"), cut_off=cut_off)
     run = replace(run, ranks={rank: trace for rank, trace in run.ranks.items() if rank != 2})
-    assert examine(run, now_ns=NOW_NS).findings[0] == sentence
+    assert examine(run, now_ns=NOW_NS).findings[0].evidence == sentence
 
 
 def job_of_two(exception: str, frame: str) -> Run:
@@ -292,7 +295,7 @@ def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_brok
     diagnosis = examine(
         job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward"), now_ns=NOW_NS
     )
-    assert [*diagnosis.findings] == [
+    assert said(diagnosis.findings) == [
         "Failed first: one of ranks 0–1: rank 1 ended with an uncaught RuntimeError at "
         "/venv/torch/autograd/graph.py:979 _engine_run_backward, which may be because another rank was gone; the files "
         'of rank 0 break off. Which came first, the launcher\'s log says (torchrun: "first observed failure").'
@@ -340,7 +343,7 @@ def test_ranks_that_died_with_their_host_are_named_together_with_it(last: Mappin
     """At about the same time as the others, or long before: until NCCL's watchdog gave up."""
     diagnosis = examine(job_of_two_hosts(last), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((2, 3), raised=False, cut_off=(0, 1), together=True)
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "Failed first: ranks 2–3 on node1, whose files break off together: killed, crashed below Python, or their host "
         "went down; dmesg says which, and if only one of them began it, the launcher's log says (torchrun: \"first "
         'observed failure"). Ranks 0–1 failed because they were gone. Until it is known why, keep their nodes out of '
@@ -355,7 +358,7 @@ def test_a_host_that_fell_silent_is_named_though_nobody_raised() -> None:
 
 def test_ranks_that_all_raised_the_same_failed_together() -> None:
     run = job_of_three({0: "KeyError", 1: "KeyError", 2: "KeyError"}, cut_off=[])
-    assert [*examine(run, now_ns=NOW_NS).findings] == [
+    assert said(examine(run, now_ns=NOW_NS).findings) == [
         "Ranks 0–2 ended with an uncaught KeyError: its message is in the log."
     ]
 
@@ -386,7 +389,7 @@ def two_that_end(**changes: Any) -> Run:
 def test_a_rank_that_called_os_exit_failed_before_one_that_was_quiet_when_it_was_killed(quiet_for: int) -> None:
     run = exited(two_that_end(last={0: 100 - quiet_for}), {1: EXIT})
     diagnosis = examine(run, now_ns=NOW_NS)
-    assert [*diagnosis.findings] == [
+    assert said(diagnosis.findings) == [
         "Failed first: rank 1 on node0, which called os._exit(1) at train.py:31 main; its log says why.",
         "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
     ]
@@ -405,7 +408,7 @@ def test_a_rank_that_had_been_silent_for_longer_than_any_healthy_one_comes_befor
     run = exited(two_that_end(last={0: 80}), {1: EXIT})
     diagnosis = examine(run, now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((0,), raised=False, cut_off=())
-    assert "Rank 1 called os._exit(1) at train.py:31 main." in diagnosis.findings
+    assert "Rank 1 called os._exit(1) at train.py:31 main." in said(diagnosis.findings)
 
 
 def test_a_rank_that_its_peer_saw_end_comes_before_the_os_exit_of_that_peer() -> None:
@@ -433,7 +436,7 @@ def test_an_os_exit_for_another_exception_than_the_one_of_a_communication_is_the
     call = OsExit(1, "KeyError", ("train.py:9 f",))
     diagnosis = examine(exited(two_that_end(), {1: call}, [1]), now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((1,), raised=True, cut_off=())
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "Failed first: rank 1 on node0, which called os._exit(1) while it handled a KeyError of train.py:9 f; its log "
         "says why."
     )
@@ -442,7 +445,7 @@ def test_an_os_exit_for_another_exception_than_the_one_of_a_communication_is_the
 def test_an_os_exit_for_what_a_lost_peer_may_have_caused_is_named_with_the_rank_that_broke_off() -> None:
     call = OsExit(3, "RuntimeError", (BACKWARD, "train.py:9 f"))
     diagnosis = examine(exited(two_that_end(), {1: call}), now_ns=NOW_NS)
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "Failed first: one of ranks 0–1: rank 1 called os._exit(3) while it handled a RuntimeError of "
         f"{BACKWARD}, which may be because another rank was gone; the files of rank 0 break off. Which came first, the "
         'launcher\'s log says (torchrun: "first observed failure").'
@@ -460,7 +463,7 @@ def test_a_rank_that_called_os_exit_as_the_launcher_ended_it_was_not_the_first(n
     run = exited(two_that_end(), {0: OsExit(143, signal=name), 1: EXIT})
     diagnosis = examine(run, now_ns=NOW_NS)
     assert diagnosis.first_failure == FirstFailure((1,), raised=True, cut_off=())
-    assert f"Rank 0 called os._exit(143) in a handler of {name}." in diagnosis.findings
+    assert f"Rank 0 called os._exit(143) in a handler of {name}." in said(diagnosis.findings)
     assert how_it_ended(find_endings(run, NOW_NS, goes_on=False))[1] == "rank 0 cut off; os._exit(1) on rank 1"
 
 
@@ -480,7 +483,7 @@ def test_the_watchdog_of_a_rank_that_waits_in_a_hang_is_not_its_cause() -> None:
     run = exited(two_that_end(in_flight={1: [flight(TP, 5)]}), {1: OsExit(1, frames=("watchdog.py:3 run",))})
     diagnosis = examine(run, now_ns=NOW_NS)
     assert diagnosis.first_failure is None
-    assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 0."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 0."
 
 
 @pytest.mark.parametrize("exits", [{1: EXIT}, {}])
@@ -521,7 +524,7 @@ def test_ranks_that_were_there_after_a_rank_that_was_cut_off_are_not_its_cause()
 def test_ranks_that_all_called_os_exit_alike_failed_together() -> None:
     diagnosis = examine(exited(two_that_end(), {0: EXIT, 1: EXIT}), now_ns=NOW_NS)
     assert diagnosis.first_failure is None
-    assert [*diagnosis.findings] == ["Ranks 0–1 called os._exit(1) at train.py:31 main."]
+    assert said(diagnosis.findings) == ["Ranks 0–1 called os._exit(1) at train.py:31 main."]
 
 
 @pytest.mark.parametrize(("last", "first"), [(92, 2), (97, 1)])

@@ -9,6 +9,7 @@ from commtrace.analysis.hangs.examination import examine
 from commtrace.trace.hang_report import Activity
 from commtrace.trace.run import Run
 from tests.factory import EPOCH_NS, make_run
+from tests.findings.reading import said
 
 SECOND_NS = 1_000_000_000
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
@@ -40,35 +41,36 @@ def run_at(frames: Sequence[tuple[str, ...]], seconds: int = 40, *, closed: Sequ
 
 
 def findings(run: Run, seconds: int = 40) -> list[str]:
-    return list(examine(run, now_ns=EPOCH_NS + seconds * SECOND_NS).findings)
+    return said(examine(run, now_ns=EPOCH_NS + seconds * SECOND_NS).findings)
 
 
 def test_the_rank_that_has_not_come_is_named_with_its_place() -> None:
     run = run_at([in_call("new_group"), PREPARES, in_call("new_group")])
 
     assert findings(run) == [
-        "The job hangs while process groups are made: ranks 0, 2 wait in new_group at /job/train.py:5 main for 40 s.",
-        "Not come: rank 1 at /job/data.py:9 read.",
+        "The job hangs while process groups are made: ranks 0, 2 wait in new_group at /job/train.py:5 main for 40 s. "
+        "Not come: rank 1 at /job/data.py:9 read."
     ]
 
 
 def test_ranks_that_ended_will_not_come_and_of_some_there_are_no_files() -> None:
     run = run_at([in_call("init_process_group"), PREPARES], closed=[1], world=3)
 
-    assert findings(run)[1] == "Not come: rank 1, which ended and will not come; rank 2, of which there are no files."
+    (hang, *_) = findings(run)
+    assert "Not come: rank 1, which ended and will not come; rank 2, of which there are no files." in hang
 
 
 def test_ranks_in_different_calls_wait_for_each_other() -> None:
     run = run_at([in_call("new_group"), in_call("split_group", 7)])
 
-    first, second = findings(run)
-    assert "rank 0 waits in new_group at /job/train.py:5 main" in first
-    assert "rank 1 waits in split_group at /job/train.py:7 main" in first
-    assert second.startswith("They wait for each other in different calls")
+    (hang,) = findings(run)
+    assert "rank 0 waits in new_group at /job/train.py:5 main" in hang
+    assert "rank 1 waits in split_group at /job/train.py:7 main" in hang
+    assert "They wait for each other in different calls" in hang
 
 
 def test_a_call_in_which_all_have_arrived_is_one_of_the_network() -> None:
-    assert findings(run_at([in_call("new_group")] * 2))[1].startswith("No rank is missing there")
+    assert "No rank is missing there" in findings(run_at([in_call("new_group")] * 2))[0]
 
 
 def test_a_short_wait_is_none() -> None:

@@ -16,6 +16,7 @@ from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import NOW_NS, SECOND, activity, done, flight, stopped_run
 from tests.factory import group, p2p
+from tests.findings.reading import said
 
 TP = group("tp", 0, 1)
 RIGHT = group("tp", 2, 3)
@@ -69,7 +70,7 @@ def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_
 
     diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
     assert {one.state for one in diagnosis.ranks} == {"running"}
-    assert [*diagnosis.findings] == ["The job hangs: 1 communication waits in the end for rank 1."]
+    assert said(diagnosis.findings) == ["The job hangs: 1 communication waits in the end for rank 1."]
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])
@@ -93,7 +94,7 @@ def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:
         now_ns=NOW_NS - 3600 * SECOND + SECOND // 2,
         ask=lambda metadata: "suspended" if metadata.rank == 1 else "runs",
     )
-    assert [*diagnosis.findings] == [
+    assert said(diagnosis.findings) == [
         "The job hangs: 1 communication waits in the end for rank 1.",
         "Rank 1 gave its last sign of life 0.5 s before the others: process 1001 on node0 is suspended, by SIGSTOP or "
         "a debugger; kill -CONT 1001 lets it go on.",
@@ -103,7 +104,7 @@ def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:
 def test_a_process_that_lives_and_writes_nothing_holds_the_lock_of_the_interpreter() -> None:
     run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, last={1: 80})
     diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
-    assert diagnosis.findings[1] == (
+    assert diagnosis.findings[1].evidence == (
         "Rank 1 gave its last sign of life 20 s before the others: process 1001 on node0 lives and lets no other "
         "thread of Python run; py-spy dump --native --pid 1001 shows where."
     )
@@ -134,7 +135,7 @@ def test_a_rank_that_left_its_stack_is_reported_with_its_place(process: str | No
     left = replace(run.ranks[1], stack=("/usr/lib/python3.12/re.py:3 match", "/job/train.py:12 main"))
     run = replace(run, ranks={**run.ranks, 1: left})
     diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: process)
-    (silence,) = [one for one in diagnosis.findings if one.startswith("Rank 1 gave")]
+    (silence,) = [one for one in said(diagnosis.findings) if one.startswith("Rank 1 gave")]
     assert silence == f"Rank 1 gave its last sign of life 20 s before the others: {why}"
     assert diagnosis.first_failure is None
 
@@ -196,7 +197,7 @@ def test_all_arrived_and_nobody_came_out() -> None:
     assert (stop.kind, stop.seq, stop.arrived, dict(stop.missing)) == ("hung", 5, (0, 1), {})
     assert stop.operations == {"all_reduce": (0,), "broadcast": (1,)}
     diagnosis = examine(run, now_ns=NOW_NS)
-    assert any("Members did not call the same at 1 place" in finding for finding in diagnosis.findings)
+    assert any("Members did not call the same at 1 place" in finding for finding in said(diagnosis.findings))
     (mismatch,) = diagnosis.mismatches.first
     assert (mismatch.differ, mismatch.ended, mismatch.may_be_harmless) == (("operation", "bytes"), False, False)
 
@@ -237,7 +238,7 @@ def test_the_chain_leads_through_other_groups_to_its_root() -> None:
     assert dict(chains.roots) == {2: 3}
     assert chains.cycles == ()
     diagnosis = examine(run, now_ns=NOW_NS)
-    assert diagnosis.findings[0] == "The job hangs: 3 communications wait in the end for rank 2."
+    assert diagnosis.findings[0].evidence == "The job hangs: 3 communications wait in the end for rank 2."
     assert any("because it is inside seq 3 of the dp group" in sentence for sentence in diagnosis.hang.sentences)
 
 
@@ -255,7 +256,7 @@ def test_members_that_called_different_operations_are_reported_with_what_and_whe
         },
     )
     diagnosis = examine(run, now_ns=NOW_NS)
-    assert diagnosis.findings[0] == (
+    assert diagnosis.findings[0].evidence == (
         "The job hangs at seq 5 of the world group of ranks 0–2, as which its members called different operations: "
         "all_reduce by ranks 0, 2; barrier by rank 1."
     )
@@ -277,7 +278,7 @@ def circle(blocking: bool) -> Run:
 
 def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
     assert len(chains_of(circle(blocking=True)).cycles) == 1
-    (finding, *_) = examine(circle(True), now_ns=NOW_NS).findings
+    (finding, *_) = said(examine(circle(True), now_ns=NOW_NS).findings)
     assert re.fullmatch(r"Deadlock: 2 communications wait for each other: seq 2 of .* and seq 2 of .*\.", finding)
     assert (
         examine(circle(True), now_ns=NOW_NS)
@@ -299,7 +300,7 @@ def test_a_wait_in_a_deadlock_is_not_called_usual() -> None:
     )
     diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
     assert [stop.kind for stop in diagnosis.hang.stops] == ["hung", "waiting"]
-    assert diagnosis.findings[0].startswith("Deadlock: 2 communications wait for each other: ")
+    assert diagnosis.findings[0].evidence.startswith("Deadlock: 2 communications wait for each other: ")
     assert diagnosis.notes == ()
 
 
@@ -323,7 +324,7 @@ def test_a_dead_rank_is_named_by_its_silence() -> None:
     assert (
         "Rank 1 gave its last sign of life 62 s before the others: dead, suspended, or in code that lets no thread "
         "run; look for process 1001 on node0."
-    ) in diagnosis.findings
+    ) in said(diagnosis.findings)
     assert diagnosis.hang.chains.roots == ((1, 1),)
 
 
@@ -378,7 +379,7 @@ def test_a_normal_end_is_healthy() -> None:
 
 def test_ranks_that_ended_after_unequally_many_are_reported() -> None:
     run = stopped_run({0: done({TP: 6}), 1: done({TP: 5})}, [TP], closed=[0, 1])
-    assert [*examine(run, now_ns=NOW_NS).findings] == [
+    assert said(examine(run, now_ns=NOW_NS).findings) == [
         "Rank 0 called seq 5 of the tp group of ranks 0–1; rank 1 never did."
     ]
 

@@ -19,6 +19,7 @@ from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import NOW_NS, activity, done, flight, stopped_run
 from tests.factory import collective, group, make_run, p2p, span
+from tests.findings.reading import said
 
 PAIR = group("dp-cp", 0, 1)
 
@@ -127,7 +128,7 @@ def test_messages_are_counted() -> None:
 def test_gaps_that_nothing_explains_are_a_finding() -> None:
     rows = [row for row in done({TP: 20}) if row["seq"] != 5]
     run = stopped_run({0: rows, 1: done({TP: 20})}, [TP], closed=[0, 1])
-    assert [*examine(run, now_ns=NOW_NS).findings] == [
+    assert said(examine(run, now_ns=NOW_NS).findings) == [
         "1 collectives were launched and are not in the files, and nothing says why."
     ]
 

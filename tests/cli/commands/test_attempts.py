@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
+from tests.findings.reading import said
 from tests.json_schemas import errors
 from tests.trace.rows import mark, steps, write_rank
 
@@ -64,7 +65,7 @@ def test_the_failure_of_the_first_attempt_can_be_read(restarted: Path) -> None:
     first = answer("doctor", restarted, "--attempt", 0, exit_code=1)
 
     assert (first["run"]["attempt"], first["run"]["world_size"], first["run"]["earlier_attempts"]) == (0, 3, [])
-    assert any("Rank 1 ended with an uncaught ValueError at train.py:7 main" in one for one in first["findings"])
+    assert any("Rank 1 ended with an uncaught ValueError at train.py:7 main" in one for one in said(first["findings"]))
     assert [rank["exception"] for rank in first["ranks"]] == [None, "ValueError", None]
 
 

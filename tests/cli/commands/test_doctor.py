@@ -13,6 +13,7 @@ from commtrace.cli.main import app
 from commtrace.trace import schema
 from commtrace.trace.files.rank_files import write_exit
 from commtrace.trace.files.writer import SegmentWriter
+from tests.findings.reading import said
 from tests.interchange.dumps.flight_recorder_files import entry, write_dump
 from tests.json_schemas import errors
 from tests.trace.rows import mark, metadata, row, steps, write_rank
@@ -39,7 +40,7 @@ def test_findings_are_exit_1(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert answer["run"]["missing_ranks"] == [1]
-    assert any("1 of 2 ranks have no readable files" in finding for finding in answer["findings"])
+    assert any("1 of 2 ranks have no readable files" in finding for finding in said(answer["findings"]))
 
 
 def test_an_unreadable_run_is_exit_2(tmp_path: Path) -> None:
@@ -155,8 +156,8 @@ def test_a_rank_that_called_os_exit_did_not_end_well_whatever_its_launcher_did(
     code, answer = of_actors(tmp_path / "run", exits=1, **changes)
 
     assert code == 1
-    assert "ank 1" in answer["findings"][0]
-    assert "called os._exit(1)" in answer["findings"][0]
+    assert "ank 1" in answer["findings"][0]["evidence"]
+    assert "called os._exit(1)" in answer["findings"][0]["evidence"]
     assert answer["ranks"][1]["exit"] == {"status": 1, "signal": None, "exception": None, "at": None}
 
 
@@ -165,5 +166,5 @@ def test_actors_that_were_not_done_have_broken_off(changes: dict[str, Any], tmp_
     code, answer = of_actors(tmp_path / "run", **changes)
 
     assert code == 1
-    assert any("break off" in finding for finding in answer["findings"])
+    assert any("break off" in finding for finding in said(answer["findings"]))
     assert [rank["launcher"] for rank in answer["ranks"]] == [None, None]

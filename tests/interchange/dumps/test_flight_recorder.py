@@ -18,6 +18,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.hang_report import InFlight
 from commtrace.trace.metadata import group_id
+from tests.findings.reading import said
 from tests.interchange.dumps.flight_recorder_files import EPOCH, PP, entry, gloo_dump, gloo_entry, gloo_hang, write_dump
 
 
@@ -77,7 +78,7 @@ def test_a_hang_in_dumps_of_gloo_is_found(tmp_path: Path) -> None:
 
     diagnosis = examine(tmp_path / "run", now_ns=EPOCH + 10_000)
 
-    assert diagnosis.findings == ("The job hangs: 1 communication waits in the end for rank 2.",)
+    assert said(diagnosis.findings) == ["The job hangs: 1 communication waits in the end for rank 2."]
     (stop,) = diagnosis.hang.stops
     assert (stop.kind, stop.seq, stop.arrived, [one.rank for one in stop.missing]) == ("hung", 4, (0, 1), [2])
     assert diagnosis.run.backend == "gloo"
@@ -104,7 +105,7 @@ def test_a_message_that_nobody_receives_is_a_hang_and_no_other_call(tmp_path: Pa
     import_flight_recorder(files, tmp_path / "run")
 
     diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
-    assert diagnosis.findings == ("The job hangs: 1 communication waits in the end for rank 1.",)
+    assert said(diagnosis.findings) == ["The job hangs: 1 communication waits in the end for rank 1."]
     assert (diagnosis.hang.stops[0].seq, diagnosis.hang.stops[0].arrived) == (1, (0,))
     assert [(seen.recorded, seen.in_flight) for seen in diagnosis.groups[0].messages] == [(1, 1), (1, 0)]
 
@@ -122,7 +123,7 @@ def test_calls_completed_at_an_unknown_time_ended_before_the_dump(tmp_path: Path
     import_flight_recorder(files, tmp_path / "run")
 
     diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
-    assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 3."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 3."
     seen = [seen for group in diagnosis.groups for seen in group.collectives]
     assert [(one.recorded, one.in_flight) for one in seen] == [(1, 1), (1, 0)]
 
@@ -204,7 +205,7 @@ def test_a_hang_in_dumps_of_nccl_stands_first(tmp_path: Path) -> None:
 
     diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
 
-    assert diagnosis.findings[0] == "The job hangs: 1 communication waits in the end for rank 3."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 3."
     assert (diagnosis.hang.stops[0].seq, diagnosis.hang.stops[0].arrived) == (8, (1,))
     assert not any("ended cleanly" in sentence for sentence in diagnosis.hang.sentences)
 

@@ -1,0 +1,110 @@
+"""Whether a job goes on, hangs, or has ended, for commands that read how fast it was.
+
+>>> state_of_job(run, now_ns=time.time_ns()).words                        # doctest: +SKIP
+'hangs since 2026-11-23 14:03:22 UTC'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns
+from commtrace.analysis.hangs.examination import examine
+from commtrace.analysis.hangs.job_end import RUNNING, end_words, how_it_ended
+from commtrace.analysis.hangs.rank_state import find_endings
+from commtrace.errors import CommtraceError
+from commtrace.findings.finding import FAILED, HANG, SILENT, STOPS, Finding
+from commtrace.findings.progress import no_progress, stalled_after_ns
+from commtrace.trace import schema
+from commtrace.trace.files.reader import load_newest
+from commtrace.trace.processes import AskProcess, unknown_process
+from commtrace.trace.run import Run
+
+HANGING: Final = "hangs"
+
+_TOLD: Final = (FAILED, HANG, SILENT)
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What a job does now, or how it ended."""
+
+    state: str  # HANGING, or one of job_end.STATES
+    words: str  # ``running``, ``hangs since …``, ``hung, cut off: ranks 0–3``, ``failed: RuntimeError on rank 1``
+    findings: tuple[Finding, ...]  # what failed, hangs or is silent, the cause first
+
+    @property
+    def stop(self) -> Finding | None:
+        """Return why the job makes no progress; None if it does, or has ended well."""
+        return next((finding for finding in self.findings if finding.kind in STOPS), None)
+
+
+def state_of_job(recorded: Run, *, now_ns: int, ask: AskProcess = unknown_process) -> JobState:
+    """Return what the job of a run does now, from the newest files of its ranks.
+
+    Args:
+        recorded: the run, or an outline of it; its own rows are examined where its files are not the newest.
+        now_ns: epoch ns.
+        ask: for the process that recorded a rank.
+    """
+    run = _newest(recorded)
+    diagnosis = examine(run, now_ns=now_ns, ask=ask)
+    endings = find_endings(run, now_ns, ask)
+    state, ending = how_it_ended(endings)
+    last_step, since_ns = _last_step(run)
+    findings = [finding for finding in diagnosis.findings if finding.kind in _TOLD]
+    if state == RUNNING and all(finding.kind not in STOPS for finding in findings):
+        findings = [*_stalled(run, now_ns, since_ns), *findings]
+    hangs = any(finding.kind == HANG for finding in findings)
+    way = f"See where each rank is: commtrace doctor {recorded.path}"
+    told = tuple(
+        replace(
+            finding,
+            advice=finding.advice or way,
+            since_step=last_step if finding.kind == HANG else finding.since_step,
+            since_ns=since_ns if finding.kind == HANG else finding.since_ns,
+        )
+        for finding in findings
+    )
+    if hangs and state == RUNNING:
+        since = "" if since_ns is None else f" since {date_and_time(since_ns)}"
+        return JobState(HANGING, f"{HANGING}{since}", told)
+    return JobState(state, f"hung, {end_words(state, ending)}" if hangs else end_words(state, ending), told)
+
+
+def _newest(recorded: Run) -> Run:
+    try:
+        newest = load_newest(recorded.path)
+    except (CommtraceError, OSError):
+        return recorded  # made in memory, or from other files
+    is_same = newest.any_metadata.run_id == recorded.any_metadata.run_id
+    return newest if is_same and newest.any_metadata.attempt == recorded.any_metadata.attempt else recorded
+
+
+def _last_step(run: Run) -> tuple[int, int | None]:
+    """Return the last step that ended on all ranks, and its end, epoch; −1 and None without one."""
+    steps = [trace.spans.step[trace.spans.kind == schema.STEP] for trace in run.ranks.values()]
+    last = min((int(own.max()) if len(own) else -1 for own in steps), default=-1)
+    return last, step_end_ns(run, last) if last >= 0 else None
+
+
+def _stalled(run: Run, now_ns: int, since_ns: int | None) -> Iterator[Finding]:
+    """Yield that no step ends, if none has for unusually long."""
+    durations: Sequence[int] = sorted(
+        ns
+        for trace in run.ranks.values()
+        for ns in (trace.spans.end - trace.spans.start)[trace.spans.kind == schema.STEP].tolist()
+    )
+    if since_ns is None or not durations:
+        return
+    usual_ns, quiet_ns = int(durations[len(durations) // 2]), now_ns - since_ns
+    if quiet_ns >= stalled_after_ns(usual_ns):
+        last_steps = {
+            rank: int(trace.spans.step[trace.spans.kind == schema.STEP].max(initial=-1))
+            for rank, trace in run.ranks.items()
+        }
+        yield no_progress(since_ns, quiet_ns, usual_ns, last_steps, str(run.path))

@@ -169,10 +169,10 @@ class _Measured:
 def _measure(analysis: Analysis) -> _Measured:
     totals = pipeline_totals(analysis.run, analysis.matches, analysis.roles)
     try:
-        program = analysis.program
+        program, replayed_ns = analysis.program, analysis.observed.step_ns()
     except ReplayError:
         return _Measured(totals, None)  # the bubble is measured all the same; its causes are then left out
-    work, transfers, replayed_ns = analysis.work, analysis.transfers, analysis.observed.step_ns()
+    work, transfers = analysis.work, analysis.transfers
     parts = StatisticsParts.of(analysis.replayed.run, program, work, transfers, replayed_ns=replayed_ns)
     return _Measured(totals, parts)
 

@@ -292,7 +292,7 @@ class _Tail(NamedTuple):
         self, edges: _Edges, recorded: RecordedSteps, durations: Durations, ends: Mapping[tuple[int, int], int]
     ) -> None:
         """Add the edges behind the last actions, whose end nodes are given by rank and step."""
-        old, lanes = recorded.edges, recorded.lanes
+        old, lanes = recorded.program.edges, recorded.lanes
         nodes = len(lanes.node_piece)
         steps = lanes.first_node.shape[1]
         roots = np.array([ends[divmod(at, steps)] for at in range(lanes.first_node.size)], np.int64)

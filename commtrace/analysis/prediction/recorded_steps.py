@@ -10,10 +10,9 @@ import numpy.typing as npt
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.matching.roles import Roles, between_stages
-from commtrace.analysis.replay.edges import Edges, Joins, StallNodes, connect, work_between, worked_before
-from commtrace.analysis.replay.graph import StepsGraph, graph_of_steps
+from commtrace.analysis.replay.edges import Joins, work_between, worked_before
 from commtrace.analysis.replay.lanes import Lanes
-from commtrace.analysis.replay.program import join_lanes, step_of_node
+from commtrace.analysis.replay.program import Program, join_lanes
 from commtrace.trace.blocks import pick
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
@@ -25,13 +24,9 @@ class RecordedSteps:
 
     run: Run
     roles: Roles
-    steps: Int64  # numbers, ascending
-    ranks: Int64  # ascending
+    program: Program
     lanes: Lanes
     joins: Joins
-    edges: Edges
-    stalls: StallNodes
-    graph: StepsGraph
     transfer_role: Int32  # code of each transfer
     between_stages: Bool  # of each wait of the lanes: it is for a message of the pipeline
 
@@ -39,23 +34,29 @@ class RecordedSteps:
     def of(cls, analysis: Analysis, steps: Int64) -> RecordedSteps:
         """Read these steps. Raise ReplayError if they cannot be replayed."""
         rows = analysis.replayed
-        lanes, _, joins = join_lanes(rows.run, rows.matches, steps)
-        edges, stalls = connect(lanes, joins)
+        joined = join_lanes(rows.run, rows.matches, steps)
+        lanes, _, joins = joined
         waits = lanes.waits
         roles = {rank: rows.roles.ranks[rank].role for rank in rows.run.ranks}
         return cls(
             run=rows.run,
             roles=rows.roles,
-            steps=steps,
-            ranks=np.array(sorted(rows.run.ranks), np.int64),
+            program=Program.of(rows.run, joined, steps),
             lanes=lanes,
             joins=joins,
-            edges=edges,
-            stalls=stalls,
-            graph=graph_of_steps(edges.source, edges.target, step_of_node(lanes, joins)),
             transfer_role=pick(roles, joins.transfers.rank, joins.transfers.row),
             between_stages=pick(between_stages(rows.run, rows.roles), waits.rank, waits.row),
         )
+
+    @property
+    def steps(self) -> Int64:
+        """Return the numbers of the steps, ascending."""
+        return self.program.steps
+
+    @property
+    def ranks(self) -> Int64:
+        """Return the ranks, ascending."""
+        return self.program.ranks
 
     @property
     def transfer_ns(self) -> Int64:
@@ -77,16 +78,17 @@ class RecordedSteps:
 
     def times(self, piece_ns: Int64, transfer_ns: Int64) -> Int64:
         """Return the instant of every node, from a common start of all ranks."""
-        work_ns = work_between(worked_before(piece_ns), self.edges.first_piece, self.edges.end_piece)
-        return self.graph.times(self.edges.weights(work_ns, transfer_ns))
+        edges = self.program.edges
+        work_ns = work_between(worked_before(piece_ns), edges.first_piece, edges.end_piece)
+        return self.program.graph.times(edges.weights(work_ns, transfer_ns))
 
     def step_ns(self, times: Int64) -> Int64:
         """Return the duration of each step: the latest end of all ranks."""
-        return np.asarray(times[self.lanes.last_node].max(axis=0))
+        return np.asarray(times[self.program.last_node].max(axis=0))
 
     def measured_ns(self) -> npt.NDArray[np.float64]:
         """Return the recorded duration of each step: the mean over ranks."""
-        return np.asarray((self.lanes.step_end - self.lanes.step_start).mean(axis=0), np.float64)
+        return np.asarray((self.program.end_ns - self.program.start_ns).mean(axis=0), np.float64)
 
 
 class LaneTimes(NamedTuple):

@@ -53,7 +53,32 @@ class Program:
     last_node: Int64  # end of each step, shape (ranks, steps)
     start_ns: Int64  # the same as measured, shape (ranks, steps)
     end_ns: Int64
-    work: Int64  # of each segment, equal for the same work
+
+    @classmethod
+    def of(cls, run: Run, joined: JoinedLanes, steps: Int64) -> Program:
+        """Connect the lanes of these steps, which were read from ``run``."""
+        lanes, _, joins = joined
+        edges, stalls = connect(lanes, joins)
+        return cls(
+            step_of_node=_step_of_node(lanes, joins),
+            edges=edges,
+            segments=lanes.segments,
+            transfers=joins.transfers,
+            stalls=stalls,
+            piece_ns=lanes.piece_ns,
+            piece_segment=lanes.piece_segment,
+            steps=steps,
+            ranks=np.array(sorted(run.ranks), np.int64),
+            first_node=lanes.first_node,
+            last_node=lanes.last_node,
+            start_ns=lanes.step_start,
+            end_ns=lanes.step_end,
+        )
+
+    @cached_property
+    def work(self) -> Int64:
+        """Return numbers that are equal for segments of the same work."""
+        return same_work(self.segments)
 
     @cached_property
     def graph(self) -> StepsGraph:
@@ -115,24 +140,7 @@ def build_program(run: Run, matches: Matches, steps: Int64 | None = None) -> Pro
         steps = common_steps(run)
     if not len(steps):
         raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
-    connected = _connected(run, matches, steps)
-    edges, segments = connected.edges, connected.segments
-    return Program(
-        step_of_node=connected.step_of_node,
-        edges=edges,
-        segments=segments,
-        transfers=connected.transfers,
-        stalls=connected.stalls,
-        piece_ns=connected.piece_ns,
-        piece_segment=connected.piece_segment,
-        steps=steps,
-        ranks=np.array(sorted(run.ranks), np.int64),
-        first_node=connected.first_node,
-        last_node=connected.last_node,
-        start_ns=connected.start_ns,
-        end_ns=connected.end_ns,
-        work=same_work(segments),
-    )
+    return Program.of(run, join_lanes(run, matches, steps), steps)
 
 
 class JoinedLanes(NamedTuple):
@@ -150,41 +158,7 @@ def join_lanes(run: Run, matches: Matches, steps: Int64) -> JoinedLanes:
     return JoinedLanes(lanes, launches, no_longer_than_their_stalls(joins, lanes.waits))
 
 
-class _Connected(NamedTuple):
-    """All of a program but its graph, without what was needed only to connect the lanes."""
-
-    edges: Edges
-    stalls: StallNodes
-    transfers: ReplayTransfers
-    segments: WorkSegments
-    piece_ns: Int64
-    piece_segment: Int32
-    first_node: Int64
-    last_node: Int64
-    start_ns: Int64
-    end_ns: Int64
-    step_of_node: Int32
-
-
-def _connected(run: Run, matches: Matches, steps: Int64) -> _Connected:
-    lanes, _, joins = join_lanes(run, matches, steps)
-    edges, stalls = connect(lanes, joins)
-    return _Connected(
-        edges=edges,
-        stalls=stalls,
-        transfers=joins.transfers,
-        segments=lanes.segments,
-        piece_ns=lanes.piece_ns,
-        piece_segment=lanes.piece_segment,
-        first_node=lanes.first_node,
-        last_node=lanes.last_node,
-        start_ns=lanes.step_start,
-        end_ns=lanes.step_end,
-        step_of_node=step_of_node(lanes, joins),
-    )
-
-
-def step_of_node(lanes: Lanes, joins: Joins) -> Int32:
+def _step_of_node(lanes: Lanes, joins: Joins) -> Int32:
     """Return the index of the step of each node: those of the lanes, then those of the joins."""
     ranks, steps = lanes.first_node.shape
     per_step = (lanes.last_node - lanes.first_node + 1).reshape(-1)

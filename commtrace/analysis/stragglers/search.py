@@ -186,13 +186,11 @@ def measure_work(analysis: Analysis, numbers: StepNumbers | None = None) -> Meas
     if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         return MeasuredWork.not_replayed(ONLY_KERNELS, analysis.matches)
     try:
-        program = analysis.program
+        program, replayed_ns = analysis.program, analysis.observed.step_ns()
     except ReplayError as error:
         return MeasuredWork.not_replayed(str(error), analysis.matches)
     around = analysis.context.run
-    parts = StatisticsParts.of(
-        analysis.replayed.run, program, analysis.work, analysis.transfers, around, analysis.observed.step_ns()
-    )
+    parts = StatisticsParts.of(analysis.replayed.run, program, analysis.work, analysis.transfers, around, replayed_ns)
     measured = MeasuredWork.of(analysis.run, analysis.matches, program, parts)
     times = analysis.partition
     replayed = ReplayedShare(int(times.total(REPLAY).sum()), int(times.wall_ns.sum()))

@@ -32,7 +32,7 @@ from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.causes import CAUSES, HOST, LINK, LOSSES, NETWORK, PLACES, RANKS, STAGE, TENSOR_GROUP, advice
 from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, not_judged, ranked
 from commtrace.findings.formatting import format_duration, format_ranks
-from commtrace.findings.progress import no_progress
+from commtrace.findings.progress import no_progress, stalled_after_ns
 from commtrace.live.http.deadline import Deadline
 from commtrace.live.http.redaction import http_reason, redacted_url
 from commtrace.live.top.frame import ALERT, METRICS, MONITOR, Exposed, Frame, RankRow
@@ -138,9 +138,8 @@ _PARTS: Final = ("bubble", "data", "checkpoint", "gc", "other")
 _SHORTEST_WINDOW_SECONDS: Final = 60
 _MOST_LOOKS: Final = 1_000
 _LARGEST_VALUE: Final = 2.0**52
-_SILENT_SECONDS: Final = 30.0
-_SILENT_STEPS: Final = 10.0
-"""Limits of silence. Through a Prometheus, the end of the newest step is as old as the newest scrape."""
+_SCRAPE_SECONDS: Final = 15.0
+"""Through a Prometheus, what a rank says may be so old: the usual time between two scrapes."""
 
 _CAUSE_AND_COST: Final = "Cause, cost and what to do: commtrace straggler RUN"
 _WORDS_OF_PLACE: Final = {
@@ -177,6 +176,7 @@ class ScrapedTotals:
     ended: float | None = None  # epoch seconds of its end
     launch_bound: float | None = None  # None if unknown
     is_in_unknown_stage: bool = False  # nobody told which ranks do the same work in its pipeline
+    is_pausing: bool = False  # saves a checkpoint or evaluates, in which no step ends
     # by role, wait and transfer of the calls that the monitor compared
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -288,7 +288,13 @@ class PrometheusSource:
         )
         found = self._query(f'{{__name__=~"{"|".join(_OF_FINDINGS)}",run_id={json.dumps(run_id)}}}')
         frame = frame_of_totals(
-            redacted_url(self._url), added, total, time.time_ns(), [one.labels for one in alerts], found
+            redacted_url(self._url),
+            added,
+            total,
+            time.time_ns(),
+            [one.labels for one in alerts],
+            found,
+            delay_seconds=_SCRAPE_SECONDS,
         )
         others = sorted(set(newest) - {run_id})
         notes = [*frame.notes, f"Means over the last {window} s."]
@@ -330,6 +336,7 @@ _SERIES: Final = (
     "commtrace_last_step",
     "commtrace_last_step_timestamp_seconds",
     "commtrace_unknown_stage",
+    "commtrace_open_phase",
 )
 _COST: Final = "commtrace_finding_cost_seconds"
 _SINCE: Final = "commtrace_finding_since_timestamp_seconds"
@@ -403,6 +410,8 @@ def totals_of(samples: Iterable[MetricSample]) -> Totals:
             one.ended = value
         elif name == "commtrace_unknown_stage":
             one.is_in_unknown_stage = True
+        elif name == "commtrace_open_phase":
+            one.is_pausing = one.is_pausing or value > 0
         elif part in _PARTS and name.endswith("_seconds_total"):
             one.parts[part] = value
     return found
@@ -415,14 +424,19 @@ def frame_of_totals(
     now_ns: int,
     alerts: Sequence[Mapping[str, str]] = (),
     found: Sequence[MetricSample] = (),
+    *,
+    delay_seconds: float = 0.0,
 ) -> Frame:
     """Return the frame of the growth in the steps shown, and of totals since the ranks started.
 
     Args:
         alerts: labels of the firing alerts about stragglers.
         found: the monitor's metrics of its findings: cost and begin.
+        delay_seconds: the totals may be so old.
     """
-    rows = tuple(sorted((_row(so_far[rank], shown_totals.get(rank), now_ns) for rank in so_far), key=_by_rank))
+    told_ns = now_ns - round(1e9 * delay_seconds)
+    each = (_row(so_far[rank], shown_totals.get(rank), now_ns, told_ns) for rank in so_far)
+    rows = tuple(sorted(each, key=_by_rank))
     ids = {one.labels["run_id"] for one in so_far.values() if "run_id" in one.labels}
     nodes = {row.host for row in rows}
     steps_ns = [row.step_ns for row in rows if row.step_ns is not None]
@@ -433,7 +447,9 @@ def frame_of_totals(
     shown += [(finding, ALERT) for finding in _from_alerts(alerts) if not _is_named(finding, shown)]
     shown += [(finding, METRICS) for finding in _from_work(shown_totals) if not _is_named(finding, shown)]
     of_all = [] if len(rows) > 1 else [not_judged(RANKS, "One rank alone does not show who is slow.")]
-    of_all += _stalled(rows, step_ns)
+    pausing = sorted(rank for rank, one in so_far.items() if one.is_pausing)
+    if not pausing:
+        of_all += _stalled(rows, step_ns)
     return Frame(
         source=source,
         time_ns=now_ns,
@@ -446,7 +462,7 @@ def frame_of_totals(
         ranks=rows,
         findings=ranked([*(finding for finding, _ in shown), *of_all]),
         sources={**{finding.id: source for finding, source in shown}, **{one.id: METRICS for one in of_all}},
-        notes=tuple(_notes(rows)),
+        notes=tuple(_notes(rows, pausing)),
     )
 
 
@@ -458,12 +474,12 @@ def _steps(totals: Totals) -> float:
     return sum(one.steps for one in totals.values())
 
 
-def _row(so_far: ScrapedTotals, added: ScrapedTotals | None, now_ns: int) -> RankRow:
+def _row(so_far: ScrapedTotals, added: ScrapedTotals | None, now_ns: int, told_ns: int) -> RankRow:
     labels = so_far.labels
     dimensions = sorted((key, text) for key, text in labels.items() if key not in _NO_COORDINATE and text.isdecimal())
     age = None if so_far.ended is None else max(0, now_ns - round(so_far.ended * 1e9))
     step = so_far.seconds / so_far.steps if so_far.steps else 0.0
-    is_silent = age is not None and age > 1e9 * max(_SILENT_SECONDS, _SILENT_STEPS * step)
+    is_silent = so_far.ended is not None and told_ns - 1e9 * so_far.ended > stalled_after_ns(1e9 * step)
     row = RankRow(
         rank=int(labels["rank"]) if labels.get("rank", "").isdecimal() else -1,
         host=labels.get("node", ""),
@@ -622,9 +638,12 @@ def _stalled(rows: Sequence[RankRow], step_ns: int | None) -> Iterator[Finding]:
         yield no_progress(None, youngest_ns, step_ns, {row.rank: row.last_step for row in rows if row.rank >= 0})
 
 
-def _notes(rows: Sequence[RankRow]) -> Iterator[str]:
+def _notes(rows: Sequence[RankRow], pausing: Sequence[str]) -> Iterator[str]:
     silent = [row for row in rows if row.state == "silent"]
-    if silent and len(silent) < len(rows):
+    if pausing and silent:
+        who = format_ranks(int(rank) for rank in pausing if rank.isdecimal()) if pausing != [""] else "the rank"
+        yield f"A checkpoint or an evaluation, in which no step ends: on {who}."
+    elif silent and len(silent) < len(rows):
         oldest = max(row.age_ns or 0 for row in silent)
         yield f"SILENT: {format_ranks(row.rank for row in silent)} ended no step for {format_duration(oldest)}."
     dropped = sum(row.dropped or 0 for row in rows)

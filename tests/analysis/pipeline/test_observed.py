@@ -201,11 +201,14 @@ def test_two_pipelines_of_which_one_runs_fewer_microbatches_have_no_schedule_in_
     assert pipeline.reason.startswith("Ranks 0 and 1, both of stage 0, run different forwards and backwards in a step")
 
 
-def test_a_bubble_is_measured_although_the_run_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails_in", ["chain.build_program", "replay.observed_steps.ReplayGraph.from_edges"])
+def test_a_bubble_is_measured_although_the_run_cannot_be_replayed(
+    monkeypatch: pytest.MonkeyPatch, fails_in: str
+) -> None:
     def fails(*_: object) -> None:
         raise ReplayError("a circle")
 
-    monkeypatch.setattr("commtrace.analysis.chain.build_program", fails)
+    monkeypatch.setattr(f"commtrace.analysis.{fails_in}", fails)
 
     pipeline = pipeline_of(PipelineJob(2, 4).run())
 

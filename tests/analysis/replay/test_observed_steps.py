@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.observed_steps import ObservedSteps, Places
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.scenarios import MEASURED, NoTransfers, Scenario, WithoutPauses, replay_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.stragglers.search import find_stragglers, measure_work
 from commtrace.findings.causes import PAUSES
 from commtrace.synth import Fault, Job, synthesize
 
@@ -124,3 +126,16 @@ def test_without_roles_no_stall_is_of_a_pipeline() -> None:
 
     assert [len(own) for own in waits] == [0]
     assert all(len(part.waits_between_stages(None, part.transfer_ns)) for part in analysis.observed.parts)
+
+
+def test_events_that_wait_for_one_another_in_a_circle_are_no_error_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise ReplayError("a circle")
+
+    monkeypatch.setattr("commtrace.analysis.replay.observed_steps.ReplayGraph.from_edges", fails)
+    analysis = analysed()
+
+    assert measure_work(analysis).why_not == "a circle"
+    assert "a circle" in str(find_stragglers(analysis.run, analysis.matches).not_judged)

@@ -128,6 +128,27 @@ def test_a_rank_whose_last_step_is_long_ago_is_silent() -> None:
     assert frame.findings[0].advice == "See where each rank is: commtrace doctor RUN"
 
 
+@pytest.mark.parametrize(("delay", "quiet"), [(0.0, 15), (15.0, 30)])
+def test_a_rank_is_silent_after_15_seconds_and_the_age_of_what_a_prometheus_knows(delay: float, quiet: int) -> None:
+    def kinds(quiet: int) -> list[str]:
+        so_far = {str(rank): totals(rank, 0.06, 0.04) for rank in range(2)}
+        for one in so_far.values():
+            one.seconds, one.ended = 1.0, NOW / 1e9 - quiet
+        return [one.kind for one in frame_of_totals("p", so_far, so_far, NOW, delay_seconds=delay).findings]
+
+    assert [kinds(quiet), kinds(quiet + 1)] == [[], ["hang"]]
+
+
+def test_while_a_rank_saves_or_evaluates_no_step_has_to_end() -> None:
+    saving = """# TYPE commtrace_open_phase gauge
+commtrace_open_phase{phase="checkpoint"} 1
+commtrace_open_phase{phase="evaluation"} 0
+"""
+    frame = EndpointSource("http://h:1/metrics", 20).frame_of(text(10, ended=1_900.0) + saving, NOW)
+    assert [one.kind for one in frame.findings] == ["not_judged"]
+    assert frame.notes[0] == "A checkpoint or an evaluation, in which no step ends: on the rank."
+
+
 def totals(rank: int, work: float, exposed: float, pp: int = 0) -> ScrapedTotals:
     labels = {"rank": str(rank), "pp": str(pp), "node": f"n{rank}", "run_id": "r"}
     return ScrapedTotals(labels, 10, 10.0, {"compute": 10 * work}, {"dp": 10 * exposed}, 10 * work, 0, 9, 1_999.0)

@@ -90,7 +90,9 @@ def test_a_fault_that_moves_between_ranks_gives_findings_with_the_steps_of_the_s
         live = {rank: job.named(rank) for rank in (1, 2)}
     finally:
         job.join()
-    verdicts = {finding["ranks"][0]: finding for finding in in_json(printed("summary", str(run)))}
+    found = in_json(printed("summary", str(run)))
+    # What strikes in a few steps, as garbage collection after the start, is no part of the fault.
+    verdicts = {finding["ranks"][0]: finding for finding in found if finding["occurrence"] is None}
     assert verdicts.keys() == live.keys()
     for rank, begin in ((1, 30), (2, 130)):
         within = live[rank]["since_within_steps"]

@@ -17,9 +17,10 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from commtrace.analysis.clocks.time_of_day import wall_clock_ns
-from commtrace.analysis.hangs.job_end import Count, EarlierAttempt, earlier_attempts, how_it_ended
+from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns, wall_clock_ns
+from commtrace.analysis.hangs.job_end import RUNNING, Count, EarlierAttempt, earlier_attempts, how_it_ended
 from commtrace.analysis.hangs.rank_state import FIRST_DATE_NS, Ending, find_endings
+from commtrace.findings.progress import stalled_after_ns
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.rank_files import rank_directory, segment_paths
@@ -89,6 +90,7 @@ def read_facts(directory: Path, *, now_ns: int, ask: AskProcess = unknown_proces
         _first_row_ns(lowest, directory),
         find_endings(run, now_ns, ask),
         earlier_attempts(run, now_ns=now_ns, ask=ask),
+        now_ns,
     )
 
 
@@ -108,6 +110,7 @@ def facts_of(run: Run, *, now_ns: int, ask: AskProcess = unknown_process) -> Run
         int(lowest.start.min()) if len(lowest) else None,
         find_endings(run, now_ns, ask),
         earlier_attempts(run, now_ns=now_ns, ask=ask),
+        now_ns,
     )
 
 
@@ -118,9 +121,13 @@ def _facts(
     first_row_ns: int | None,
     endings: Mapping[int, Ending],
     earlier: tuple[EarlierAttempt, ...],
+    now_ns: int,
 ) -> RunFacts:
     lowest = run.ranks[min(run.ranks)]
     state, ending = how_it_ended(endings)
+    step_ns = int(statistics.median(durations)) if durations else None
+    if state == RUNNING:
+        ending = ", ".join(filter(None, (_stalled(run, last_step, step_ns, now_ns), ending)))
     writes = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > FIRST_DATE_NS]
     return RunFacts(
         run=run.any_metadata.run_id,
@@ -133,12 +140,20 @@ def _facts(
         hosts=tuple(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),
         first_step=None if last_step < 0 else min(lowest.first_step, last_step),
         last_step=None if last_step < 0 else last_step,
-        step_ns=int(statistics.median(durations)) if durations else None,
+        step_ns=step_ns,
         state=state,
         ending=ending,
         problems=_bounded(run.problems),
         earlier_attempts=earlier,
     )
+
+
+def _stalled(run: Run, last_step: int, step_ns: int | None, now_ns: int) -> str:
+    """Return ``hangs since 2026-11-23 14:03:22 UTC`` if no step has ended for unusually long; else empty."""
+    since_ns = step_end_ns(run, last_step) if last_step >= 0 else None
+    if since_ns is None or step_ns is None or now_ns - since_ns < stalled_after_ns(step_ns):
+        return ""
+    return f"hangs since {date_and_time(since_ns)}"
 
 
 def fingerprint(directory: Path) -> str:

@@ -69,7 +69,7 @@ def _facts_to_json(facts: RunFacts) -> JsonObject:
 def _verdict_to_json(verdict: RunVerdict) -> JsonObject:
     parts = fields_to_json(verdict)
     del parts["judged_ns"]
-    return {**parts, "judged_utc": iso_utc_if_known(verdict.judged_ns)}
+    return {**parts, "judged_utc": iso_utc_if_known(verdict.judged_ns), "text": verdict.text}
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class RecordedRun(Generic[Frame]):
         return find_pipeline(self._run)
 
     def findings(self, baseline: RecordedRun[Any] | None = None) -> tuple[Finding, ...]:
-        """Return what slows the job, costliest first, and what could not be judged.
+        """Return what stops the job, what slows it, costliest first, lost time, and what could not be judged.
 
         Args:
             baseline: a healthy run of the same job, for causes that no comparison of ranks shows.

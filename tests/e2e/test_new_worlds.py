@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from commtrace.cli.main import app
 from tests.e2e.launch import REPOSITORY, Completed, fork
+from tests.findings.reading import in_json
 from tests.json_schemas import errors
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "new_worlds.py"
@@ -154,7 +155,7 @@ def test_a_straggler_is_named_by_its_rank_in_the_newest_world_with_its_process(t
     trained("straggle", tmp_path / "run")
 
     _, summary = answer("summary", tmp_path / "run")
-    assert [verdict["rank"] for verdict in summary["stragglers"]] == [1]
+    assert [finding["ranks"] for finding in in_json(summary)] == [[1]]
     assert process_of(tmp_path / "run", 1) in invoked("summary", tmp_path / "run").stdout
     assert process_of(tmp_path / "run", 1).endswith("which was rank 2 of attempt 1.")
 

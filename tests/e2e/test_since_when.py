@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +74,11 @@ def test_the_monitor_top_and_the_summary_name_the_step_in_which_a_rank_became_sl
     (slow,) = [finding for finding in shown["findings"] if finding["kind"] == "slow"]
     assert (slow["id"], slow["since_ns"], slow["since_step"]) == (named["id"], named["since_ns"], named["since_step"])
 
-    (verdict,) = printed("summary", str(run))["stragglers"]
-    assert abs(verdict["since_step"] - named["since_step"]) <= named["since_within_steps"]
-    since_utc = verdict["stretches"][0]["since_utc"] if verdict["stretches"] else verdict["since_utc"]
-    if verdict["since_step"] == named["since_step"]:
-        at = datetime.fromisoformat(since_utc).astimezone(timezone.utc).timestamp()
-        assert at == pytest.approx(named["since_ns"] / 1e9, abs=0.002), "the same step began at the same time"
+    (found,) = in_json(printed("summary", str(run)))
+    assert abs(found["since_step"] - named["since_step"]) <= named["since_within_steps"]
+    since_ns = found["stretches"][0]["since_ns"] if found["stretches"] else found["since_ns"]
+    if found["since_step"] == named["since_step"]:
+        assert since_ns == pytest.approx(named["since_ns"], abs=2_000_000), "the same step began at the same time"
     (event, *_) = [json.loads(line) for line in (run / "monitor.jsonl").read_text().splitlines()]
     assert (event["kind"], event["finding"]["id"]) == ("found", named["id"])
 
@@ -92,7 +90,9 @@ def test_a_fault_that_moves_between_ranks_gives_findings_with_the_steps_of_the_s
         live = {rank: job.named(rank) for rank in (1, 2)}
     finally:
         job.join()
-    verdicts = {finding["ranks"][0]: finding for finding in in_json(printed("summary", str(run)))}
+    found = in_json(printed("summary", str(run)))
+    # What strikes in a few steps, as garbage collection after the start, is no part of the fault.
+    verdicts = {finding["ranks"][0]: finding for finding in found if finding["occurrence"] is None}
     assert verdicts.keys() == live.keys()
     for rank, begin in ((1, 30), (2, 130)):
         within = live[rank]["since_within_steps"]

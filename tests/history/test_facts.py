@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns
 from commtrace.analysis.hangs.job_end import CUT_OFF, ENDED, FAILED, RUNNING
 from commtrace.errors import RunNotFoundError
 from commtrace.history.facts import RunFacts, facts_of, fingerprint, read_facts
 from commtrace.interchange.dumps.flight_recorder import import_flight_recorder
+from commtrace.synth import Job, synthesize
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.processes import RUNS
 from tests.history.factory import BEGIN_NS, write_run
 from tests.interchange.dumps.flight_recorder_files import gloo_hang
 from tests.trace.rows import mark, steps, write_rank
@@ -124,7 +127,7 @@ def test_a_suspended_process_belongs_to_a_run_that_goes_on(tmp_path: Path) -> No
 
     found = read_facts(tmp_path / "run", now_ns=LATER_NS, ask=suspended)
 
-    assert (found.state, found.ending) == (RUNNING, "rank 0 silent")
+    assert (found.state, found.ending) == (RUNNING, "hangs since 2023-11-14 22:13:20 UTC, rank 0 silent")
 
 
 def test_ranks_without_files_are_a_problem(tmp_path: Path) -> None:
@@ -165,3 +168,16 @@ def test_the_fingerprint_changes_with_the_files_only(tmp_path: Path) -> None:
 
     assert first == same
     assert len({first, touched, fingerprint(run)}) == 3
+
+
+def test_a_running_job_of_which_no_step_ends_any_more_hangs() -> None:
+    made = synthesize(Job(dp=2, steps=6)).run
+    ranks = {rank: replace(trace, closed=False) for rank, trace in made.ranks.items()}
+    ended_ns = step_end_ns(made, 5)
+    assert ended_ns is not None
+
+    def facts(later_s: int) -> RunFacts:
+        return facts_of(replace(made, ranks=ranks), now_ns=ended_ns + later_s * 10**9, ask=lambda process: RUNS)
+
+    assert (facts(5).state, facts(5).ending) == ("running", "")
+    assert (facts(60).state, facts(60).ending) == ("running", f"hangs since {date_and_time(ended_ns)}")

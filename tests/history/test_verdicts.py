@@ -131,3 +131,10 @@ def test_words_of_a_monitor_cannot_move_the_cursor(tmp_path: Path) -> None:
 
     assert found is not None
     assert found.hosts == ("be\\x1b[2Jta",)
+
+
+def test_the_costliest_stands_for_all_in_a_line() -> None:
+    both = kept(slow(1.0), slow(224.0, "forward", share=0.629))
+    assert both.text == "rank 1 on beta, slow forward: 224 ms per step, 62.9%; 1 more"
+    assert kept().text == "no straggler"
+    assert kept(not_judged("ranks", "too few steps")).text == "no straggler, but not all could be judged"

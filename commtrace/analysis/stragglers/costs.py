@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, Float64, robust_sigma
-from commtrace.analysis.stragglers.limits import ALIKE, LONG_STEP, LOST_STEPS
+from commtrace.analysis.stragglers.limits import ALIKE, LONG_STEP, LOST_STEPS, LOST_TIME
 from commtrace.analysis.stragglers.strikes import runs_of
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
 from commtrace.findings.finding import (
@@ -117,7 +117,8 @@ def makes_steps_long(work: WorkStatistics, cost: StragglerCost) -> bool:
         return False
     total_ns = float(cost.when.total_ns)
     least_ns = max(LONG_STEP * work.step_ns, work.thresholds.cost_ms * 1e6)
-    return total_ns >= num_struck * least_ns and total_ns >= LOST_STEPS * work.step_ns
+    least_total_ns = max(LOST_STEPS, LOST_TIME * work.num_steps) * work.step_ns
+    return total_ns >= max(num_struck * least_ns, least_total_ns)
 
 
 def gpu_hours_per_day(work: WorkStatistics, share_of_step: float) -> float:

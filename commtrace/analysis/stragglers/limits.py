@@ -39,7 +39,9 @@ that a reader sees in how many steps, and costs a good part of them (LONG_STEP).
 
 LONG_STEP: Final = 0.1
 LOST_STEPS: Final = 0.5
-"""Share of a typical step that what strikes in some steps must cost in each of them, and in all of them together."""
+LOST_TIME: Final = 0.005
+"""What strikes in some steps must cost LONG_STEP of a typical step in each of them, and in all of them together
+LOST_STEPS of one, and LOST_TIME of the time of all steps."""
 
 SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
 """Limits of sums over steps that do not show the scatter between them (metrics), as a share of the step."""

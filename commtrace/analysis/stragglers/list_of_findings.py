@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from commtrace.analysis.hangs.job_state import state_of_job
 from commtrace.analysis.matching.operations import ONLY_KERNELS
+from commtrace.analysis.replay.scenarios import Replay
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
-from commtrace.analysis.stragglers.lost_time import LostTime, lost_findings
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_findings, lost_time, scenarios_of_lost_time
 from commtrace.analysis.stragglers.search import Judgement, MeasuredWork, judge_stragglers
 from commtrace.analysis.windows.run import OpenedRun
 from commtrace.findings.causes import JOB, TRANSFER
@@ -29,7 +30,7 @@ NO_STEPS: Final = "No step was recorded in full, so nothing can be compared."
 
 
 def findings_of_run(run: OpenedRun, measured: MeasuredWork, baseline: HealthyRun | None = None) -> tuple[Finding, ...]:
-    """Return what stops the job, what slows the steps that count, and what could not be judged."""
+    """Return what stops the job, what slows the steps that count, lost time, and what could not be judged."""
     stops = state_of_job(run.recorded, now_ns=time.time_ns(), ask=process_state).findings
     return ranked([*stops, *_of_steps(run, measured, baseline)])
 
@@ -41,7 +42,16 @@ def _of_steps(run: OpenedRun, measured: MeasuredWork, baseline: HealthyRun | Non
     if work.why_not == ONLY_KERNELS:
         return (not_judged(JOB, ONLY_KERNELS),)
     replay = run.replay(work.steps) if work.steps else None
-    return judge_stragglers(run.aligned, work, replay, baseline=baseline).findings
+    judgement = judge_stragglers(run.aligned, work, replay, baseline=baseline)
+    return with_lost_time(judgement, lost_beside(judgement, work, replay))
+
+
+def lost_beside(judgement: Judgement, work: MeasuredWork, replay: Replay | None) -> LostTime | None:
+    """Return the time lost beside what was found; None if steps cannot be replayed, or their clocks do not agree."""
+    steps = work.steps
+    if steps is None or replay is None or not work.clocks_agree:
+        return None
+    return lost_time(steps, replay.replay(scenarios_of_lost_time(steps)), judgement.slow)
 
 
 def with_lost_time(judgement: Judgement, lost: LostTime | None) -> tuple[Finding, ...]:

@@ -21,7 +21,8 @@ from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeate
 from commtrace.analysis.steps.choice import recorded_steps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
-from commtrace.analysis.stragglers.list_of_findings import NO_STEPS, with_reasons
+from commtrace.analysis.stragglers.list_of_findings import NO_STEPS, lost_beside, with_lost_time, with_reasons
+from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.analysis.stragglers.search import (
     Judgement,
     judge_stragglers,
@@ -58,14 +59,15 @@ class StragglerReport:
     on_gpu: bool
     stops: tuple[Finding, ...]  # what failed, hangs or is silent
     judgement: Judgement
+    lost: LostTime | None  # beside what is slow; None if clocks do not agree
     nodes: tuple[NodesOfFinding, ...]  # of each that is slow
     repeated_steps: tuple[RepeatedStep, ...]
     awaited: tuple[AwaitedRank, ...]  # longest first
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Return both in one list."""
-        return ranked([*self.stops, *self.judgement.findings])
+        """Return what stops the job, what is slow, lost time, and what could not be judged."""
+        return ranked([*self.stops, *with_lost_time(self.judgement, self.lost)])
 
     def to_json(self) -> JsonObject:
         """Return the output of ``--json`` (docs/json/straggler.schema.json)."""
@@ -125,6 +127,7 @@ def report_of_steps(
         on_gpu=on_gpu(recorded),
         stops=state_of_job(recorded, now_ns=time.time_ns(), ask=process_state).findings,
         judgement=judgement,
+        lost=lost_beside(judgement, work, replay),
         nodes=tuple(_nodes(recorded, finding) for finding in judgement.slow),
         repeated_steps=tuple(_repeated(recorded)),
         awaited=with_reasons(longest, judgement.slow),

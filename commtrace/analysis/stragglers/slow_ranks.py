@@ -462,7 +462,17 @@ def judge_stretches(work: WorkStatistics, baseline_ns: Mapping[int, float]) -> l
     if any(_are_alike(one, other) for one, other in pairwise(found)):
         cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
         found = _judge_each(cut_at(work, cuts), baseline_ns)
+    found = _without_earlier_strikes(found)
     return found if cuts and any(one.slow for one in found) else [whole]
+
+
+def _without_earlier_strikes(stretches: Sequence[SlowRanks]) -> list[SlowRanks]:
+    """Leave out the long steps of ranks that are slow all the time in another stretch: they would begin too early."""
+    lasting = {one.rank for stretch in stretches for one in stretch.slow if one.beyond == WORK}
+    return [
+        replace(stretch, slow=tuple(one for one in stretch.slow if one.beyond != SELDOM or one.rank not in lasting))
+        for stretch in stretches
+    ]
 
 
 def find_changes(work: WorkStatistics) -> list[int]:

@@ -27,7 +27,7 @@ from commtrace.findings.formatting import format_duration
 from commtrace.history.facts import RunFacts
 from commtrace.history.hosts import HostReport, HostTally, tally_hosts
 from commtrace.history.runs import ListedRun, RunList, list_runs, remember
-from commtrace.history.verdicts import Named, RunVerdict, verdict_of_analysis
+from commtrace.history.verdicts import RunVerdict, verdict_of_analysis
 from commtrace.trace.files.locate import RUNS
 from commtrace.trace.inputs import printable_lines
 from commtrace.trace.json_values import fields_to_json
@@ -228,26 +228,8 @@ def _ended(facts: RunFacts) -> str:
 def _verdict(verdict: RunVerdict | None, facts: RunFacts) -> str:
     if verdict is None:
         return UNKNOWN
-    if verdict.named:
-        more = f"; {len(verdict.named) - 1} more" if len(verdict.named) > 1 else ""
-        text = _named(verdict.named[0], facts) + more
-    else:
-        text = "no straggler" if verdict.is_judged else "no straggler, but not all could be judged"
-    if verdict.last_step is not None and facts.last_step is not None and verdict.last_step < facts.last_step:
-        text += f" (up to step {verdict.last_step})"
-    return text
-
-
-def _named(named: Named, facts: RunFacts) -> str:
-    text = f"{named.who}, {format_cause(named.cause)}"
-    if named.cost_ms_per_step is None:
-        return text
-    cost_ns = named.cost_ms_per_step * 1e6
-    part = named.share_of_step
-    if part is None and facts.step_ns:
-        part = cost_ns / facts.step_ns
-    of_step = "" if part is None else f", {share(part)}"
-    return f"{text}: {duration(cost_ns)} per step{of_step}"
+    is_of_part = verdict.last_step is not None and facts.last_step is not None and verdict.last_step < facts.last_step
+    return verdict.text + (f" (up to step {verdict.last_step})" if is_of_part else "")
 
 
 def _host_row(one: HostTally) -> list[str]:

@@ -111,13 +111,14 @@ def _verdict(report: StragglerReport) -> str:
     if slow:
         more = f" {slow - 1} more cost less." if slow > 1 else ""
         return f"Straggler: {report.judgement.slow[0].line()}.{more}"
-    return listed[0].line() if listed else "No rank was found to slow the others down."
+    not_judged = report.judgement.not_judged
+    return not_judged[0].line() if not_judged else "No rank was found to slow the others down."
 
 
 def _print(console: Console, report: StragglerReport) -> None:
     judgement = report.judgement
     print_stops(console, report.findings)
-    if not report.findings:
+    if not report.stops and not judgement.findings:
         console.print(f"[bold]{_verdict(report)}[/]")
     for line in step_attempts_lines(report.repeated_steps, report.attempt):
         console.print(escape(line))

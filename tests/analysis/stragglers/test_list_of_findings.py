@@ -66,6 +66,17 @@ def test_every_command_names_the_same_with_the_same_cost(
     assert named[0][0][1].startswith(who)
 
 
+@pytest.mark.parametrize("fault", ["rank", "link"])
+def test_every_command_divides_the_lost_time_alike(answers: dict[str, dict[str, Any]], fault: str) -> None:
+    parts = [
+        {one["id"]: (one["part_ns"], one["share"]) for one in answer["findings"] if one["kind"] in ("slow", "lost")}
+        for answer in answers[fault].values()
+    ]
+    assert parts[0] == parts[1] == parts[2] == parts[3]
+    assert len(parts[0]) == 6
+    assert all(part is not None for part, _ in parts[0].values())
+
+
 def test_effects_name_their_cause(answers: dict[str, dict[str, Any]]) -> None:
     answer = answers["rank"]
     (found,) = (one for one in answer["summary"]["findings"] if one["kind"] == "slow")

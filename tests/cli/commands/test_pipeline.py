@@ -14,6 +14,7 @@ from commtrace.analysis.pipeline.observed import find_pipeline
 from commtrace.analysis.windows.run import OpenedRun, open_run
 from commtrace.cli.main import app
 from commtrace.synth import Fault, Job, synthesize, write
+from tests.findings.reading import in_json
 
 
 def test_the_run_is_read_once_for_what_is_measured_and_for_the_causes(
@@ -35,4 +36,4 @@ def test_the_run_is_read_once_for_what_is_measured_and_for_the_causes(
     assert len(measured) == 1
     assert expected is not None
     assert {name: answer[name] for name in expected.to_json()} == json.loads(json.dumps(expected.to_json()))
-    assert [finding["ranks"] for finding in answer["findings"]] == [[3]]
+    assert [finding["ranks"] for finding in in_json(answer)] == [[3]]

@@ -46,7 +46,10 @@ function share(found: Finding): string {
 
 /** The steps of a finding, and its start as time of day in UTC. */
 function whenItHolds(found: Finding): string {
-  if (found.occurrence) return `steps ${found.occurrence.steps.join(", ")}`;
+  if (found.occurrence) {
+    const { steps } = found.occurrence;
+    return `step${steps.length === 1 ? "" : "s"} ${steps.join(", ")}`;
+  }
   if (found.stretches.length) {
     return found.stretches
       .map(

@@ -253,8 +253,10 @@ def judge_stragglers(
         # The cost of a rank is hidden where others wait for something else as well, and vice versa.
         beside = judge_sets(work, replay, stretches, others.normal)
         slow = beside.findings
-        if _ranks(beside) > _ranks(sets):
+        if _ranks(beside) != _ranks(sets):
             others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
+        if _ranks(beside) < _ranks(sets):
+            sets = beside  # the others are why ranks seemed slow: their cost counts once
     together_ns = sets.together_ns + sum(one.cost_ns or 0.0 for one in others.findings if not one.cost_is_bound)
     undecided += others.undecided
     abstentions = tuple(dict.fromkeys(undecided))

@@ -57,7 +57,7 @@ def test_a_stage_that_is_a_host_of_its_own_may_be_a_slow_host() -> None:
     )
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 20), (20, 40), (30, 40)])
+@pytest.mark.parametrize(("first", "last"), [(0, 20), (20, 40), (30, 40), (15, 30)])
 def test_a_stage_that_is_uneven_in_a_part_of_the_run_is_named_with_these_steps(first: int, last: int) -> None:
     findings, cost_ms = judged((f"uneven-stage=1:1.3@{first}:{last}",), **{**PIPELINE, "steps": 40})
 

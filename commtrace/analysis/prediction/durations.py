@@ -15,8 +15,10 @@ from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.edges import ReplayTransfers
 from commtrace.analysis.replay.program import stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD, same_work
+from commtrace.analysis.replay.step_statistics import pause_ns
 from commtrace.analysis.statistics import Float64
 from commtrace.errors import ConfigurationError
+from commtrace.findings.causes import PAUSES
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace.spans import Bool, Int64
 
@@ -196,7 +198,7 @@ def overlapping(recorded: RecordedSteps) -> Bool:
 def without_slow_ranks(
     recorded: RecordedSteps, durations: Durations, ranks: Sequence[int], like: int | None = None
 ) -> Durations:
-    """Give the work of ranks the mean length of the same work on the others, step by step in proportion.
+    """Give the work of ranks, and each kind of pause, the mean length of the same on the others, in proportion.
 
     Where no other rank does the same work (one replica of a pipeline), forwards and backwards take the mean of the
     other stages, or those of the rank ``like``.
@@ -215,22 +217,28 @@ def without_slow_ranks(
     mended = np.isin(segments.rank, list(ranks))
     if mended.all():
         raise ConfigurationError("--without-slow-rank: no other rank is left to compare with")
-    total = segments.total_ns.astype(np.float64)
-    ratio = _mean_elsewhere(same_work(segments), total, mended, ~mended)
+    total, work_ns = segments.total_ns.astype(np.float64), segments.work_ns.astype(np.float64)
+    alike = same_work(segments)
+    ratio = _mean_elsewhere(alike, work_ns, mended, ~mended)
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
     alone = mended & in_phase & np.isnan(ratio)
     notes = durations.assumptions
     if alone.any():
         _, across = grouped(pack([segments.kind, segments.stalls, segments.ordinal]))
         others = ~mended if like is None else segments.rank == like
-        elsewhere = _mean_elsewhere(across, np.where(in_phase, total, 0.0), mended, others)
+        elsewhere = _mean_elsewhere(across, np.where(in_phase, work_ns, 0.0), mended, others)
         ratio = np.where(alone, elsewhere, ratio)
         notes = (
             *notes,
             "No other rank does the same work as the slow one, so its forwards and backwards take the mean of the "
             "other stages.",
         )
-    scale = np.where(mended, np.nan_to_num(ratio, nan=1.0), 1.0)
+    normal_ns = work_ns * np.nan_to_num(ratio, nan=1.0)
+    for cause in PAUSES:  # each where it was: it is no part of the other microbatches
+        paused_ns = pause_ns(segments, cause).astype(np.float64)
+        normal_ns += paused_ns * np.nan_to_num(_mean_elsewhere(alike, paused_ns, mended, ~mended), nan=1.0)
+    ratio = np.where(total > 0, normal_ns / np.maximum(total, 1.0), 1.0)
+    scale = np.where(mended, ratio, 1.0)
     piece_ns = np.rint(durations.piece_ns * scale[recorded.lanes.piece_segment]).astype(np.int64)
     return Durations(piece_ns, durations.transfer_ns, notes)
 

@@ -12,7 +12,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.prediction.changes import BandwidthChange, Changes, LatencyChange, OverlapChange
 from commtrace.analysis.prediction.predict import Prediction, predict, steps_drawn
 from commtrace.errors import CommtraceError, ConfigurationError
-from commtrace.synth import Job, synthesize
+from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from tests.analysis.simulated_schedules import Action, simulate
@@ -67,6 +67,16 @@ def test_a_slow_rank_works_as_its_peers_or_else_as_the_other_stages(replicas: in
     assert answer.fidelity.measured_ns > healthy.step_ns
     assert answer.predicted_ns == healthy.step_ns
     assert len(answer.assumptions) == (1 if replicas == 1 else 0)
+
+
+@pytest.mark.parametrize("fault", ["gc=0:60", "gc=0:200@4:20:4", "data=1:50"])
+def test_pauses_of_a_slow_rank_are_no_part_of_its_other_microbatches(fault: str) -> None:
+    made = synthesize(Job(pp=4, dp=2, microbatches=8, layers=8, steps=20, faults=(Fault.parse(fault),)))
+
+    answer = predicted(made.run, without_slow_ranks=(int(fault[fault.index("=") + 1]),))
+
+    assert answer.fidelity.measured_ns > 1.2 * made.step_without_faults_ns
+    assert answer.predicted_ns == pytest.approx(made.step_without_faults_ns, rel=0.005)
 
 
 def test_both_the_slow_rank_and_the_microbatches_can_change() -> None:

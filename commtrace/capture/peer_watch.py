@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -11,7 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.trace.files.file_calls import HERE, FileCalls
-from commtrace.trace.files.rank_files import forget_gone_peers, head_of_newest, note_gone_peers, rank_directory
+from commtrace.trace.files.rank_files import (
+    end_path,
+    forget_gone_peers,
+    head_of_newest,
+    note_gone_peers,
+    rank_directory,
+)
 from commtrace.trace.files.writer import read_header
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import GONE, process_state
@@ -110,6 +117,8 @@ class PeerWatch:
     def _watch(self, stop: int) -> None:
         assert self._own is not None
         directory = rank_directory(self._run_directory, self._own.rank)
+        with contextlib.suppress(OSError):  # the process that would note it has died, and is replaced
+            self._files.note_end(end_path(directory, self._own.session))
         poll = select.poll()
         poll.register(stop, select.POLLIN)
         unknown = _ranks_nearby(self._own)

@@ -121,6 +121,8 @@ class RankTrace:
     exception_frames: tuple[str, ...] = ()  # "file:line function", innermost first
     exit: OsExit | None = None  # its call of os._exit, unless that was with 0: then it is closed
     failures: tuple[FailedCommunication, ...] = ()
+    # sent to its process group before it ended without closing its files; 0: none; None: not known, or it did not
+    end_signal: int | None = None
     gone_peers: tuple[PeerLook, ...] = ()  # looks at other ranks of its host that ended
     stack: tuple[str, ...] = ()  # of its main thread when no Python thread could run, innermost first
     # texts of the marks, by step without detail

@@ -73,7 +73,7 @@ def find_first_failure(
     left = _left_early(run, arrivals, endings, cut_off)
     ended_cleanly = {rank for rank, ending in endings.items() if ending.state == ENDED and not ending.exception}
     later = _later(run, bad, broken, lost)
-    candidates = tuple(rank for rank in broken if rank not in later)
+    candidates, is_told = _not_ended_by_signals(run, tuple(rank for rank in broken if rank not in later))
     own = [rank for rank in raised if rank not in victims]
     own = [rank for rank in own if rank not in later] or own
     signs = {rank: _last_sign_ns(run.ranks[rank], ending) for rank, ending in endings.items()}
@@ -83,13 +83,15 @@ def find_first_failure(
         gone, own = (), [rank for rank in own if rank in gone] or own
     if not lost and not raised and _hung_before(gone or earliest, stops, endings):
         return None  # The end of a job that hung does not show why it hung.
-    if gone and not (earliest or lost or raised):
+    if gone and not (earliest or lost or raised or is_told):
         ahead_ns, is_alone = _ahead(run, gone)
         if not is_alone:
             return FirstFailure(gone, False, (), ahead_ns=ahead_ns)
     if gone or earliest:
         together = len(gone or earliest) > 1 and (agreed or not gone)
         return FirstFailure(gone or earliest, False, lost, together)
+    if is_told and not own:
+        return FirstFailure(candidates, False, lost, together=len(candidates) > 1)
     if own and (lost or broken or len({endings[rank].failure for rank in raised}) > 1):
         first = min(own, key=lambda rank: (signs[rank] is None, signs[rank]))
         return FirstFailure((first,), True, cut_off)
@@ -106,6 +108,17 @@ def find_first_failure(
         first = min(victims, key=lambda rank: (signs[rank] is None, signs[rank]))
         return FirstFailure((first,), True, cut_off)
     return None
+
+
+def _not_ended_by_signals(run: Run, broken: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    """Leave out the ranks that were sent a signal before they ended, if it is known of one that it was sent none.
+
+    Return those that are left, and whether any was left out.
+    """
+    signals = {rank: run.ranks[rank].end_signal for rank in broken}
+    if 0 not in signals.values() or not any(signals.values()):
+        return broken, False
+    return tuple(rank for rank in broken if not signals[rank]), True
 
 
 def _ended_badly(ending: Ending, goes_on: bool) -> bool:

@@ -49,6 +49,16 @@ class FileCalls(Protocol):
             OSError: nothing can copy it without this process.
         """
 
+    def note_end(self, path: Path) -> None:
+        """Have it noted how this process ends, if it does without closing this.
+
+        The file is named ``path`` with ``-`` and the number of a signal that its process group was sent before, or 0.
+        Nothing is noted without a process that outlives this one.
+
+        Raises:
+            OSError: the process that would do so is gone.
+        """
+
 
 class _Here:
     """Calls in this process."""
@@ -61,6 +71,9 @@ class _Here:
 
     def keep_copy(self, source: int, path: Path) -> Callable[[], None]:
         raise OSError("no process beside this one could be started")
+
+    def note_end(self, path: Path) -> None:
+        pass
 
 
 HERE: Final[FileCalls] = _Here()

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import threading
@@ -24,6 +25,13 @@ from typing import Any, Final, TypeVar
 
 from commtrace.trace.files import side_process
 from commtrace.trace.files.file_calls import HERE, NewFile
+
+_THAT_END: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""Signals by which launchers and schedulers end a rank, often with its process group."""
+
+_ORPHAN_SECONDS: Final = 0.3
+_ORPHAN_LOOK_SECONDS: Final = 0.01
+"""The kernel closes the descriptors of a process a moment before it has another one adopt its children."""
 
 _T = TypeVar("_T")
 
@@ -87,10 +95,18 @@ class FileProcess:
 
         return remove
 
+    def note_end(self, path: Path) -> None:
+        with self._lock:
+            if self._is_ready():
+                self._answer("note_end", path)
+
     def close(self) -> None:
         """Let the process end, which it does once it has done what it was asked for."""
         with self._lock:
             self._is_closed = True
+            if self._connection is not None:
+                with contextlib.suppress(OSError):  # nobody waits for the answer
+                    self._connection.send(("forget_end", ()))
             self._let_go()
 
     def __del__(self) -> None:
@@ -233,6 +249,7 @@ class _Served:
         self._files: dict[int, NewFile] = {}
         self._copies: dict[int, _Copy] = {}
         self._num_made = 0
+        self._end: Path | None = None
 
     def create(self, path: Path) -> int:
         self._num_made += 1
@@ -258,6 +275,25 @@ class _Served:
 
     def remove_copy(self, number: int) -> None:
         self._copies.pop(number).remove()
+
+    def note_end(self, path: Path) -> None:
+        self._end = path
+
+    def forget_end(self) -> None:
+        self._end = None
+
+    def write_end(self, parent: int) -> None:
+        """Write how the rank ended, if it did and was to be noted. Its connection has just ended."""
+        if self._end is None:
+            return
+        sent = signal.sigpending().intersection(_THAT_END)  # blocked here, as a process beside a rank ends with it
+        gives_up_at = time.monotonic() + _ORPHAN_SECONDS
+        while os.getppid() == parent:
+            if time.monotonic() > gives_up_at:
+                return  # it has given up this process, and lives
+            time.sleep(_ORPHAN_LOOK_SECONDS)
+        with contextlib.suppress(OSError):
+            HERE.create(self._end.with_name(f"{self._end.name}-{min(sent, default=0):d}")).close()
 
     def answer(self, function: str | Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
         """Return whether the function, or the method of this name, returned, and what it returned or raised."""
@@ -295,6 +331,7 @@ def serve(connection: Connection, parent: int) -> None:
             served.look_at_copies()
     finally:
         served.look_at_copies()  # those that the rank, which was killed, has not had removed
+        served.write_end(parent)
 
 
 def _pickled(has_worked: bool, answer: Any) -> bytes:

@@ -172,6 +172,11 @@ def stack_path(rank_directory: Path, session: int) -> Path:
     return rank_directory / f"stack-{session}"
 
 
+def end_path(rank_directory: Path, session: int) -> Path:
+    """Return the beginning of the name of the file that says how a rank ended; see :meth:`FileCalls.note_end`."""
+    return rank_directory / f"ended-{session}"
+
+
 def looks_path(rank_directory: Path, session: int) -> Path:
     return rank_directory / f"gone-{session}"
 

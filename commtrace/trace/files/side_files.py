@@ -4,6 +4,8 @@
   because even a full disk nearly always has room for an empty file.
 * ``exit-SESSION-CODE``: the command of ``commtrace run`` ended with this code; the rank had not closed its files.
   ``exit-SESSION-0-shell``: a shell stood between them, as in ``sh -c 'torchrun … || true'``; its 0 says nothing.
+* ``ended-SESSION-SIGNAL``: the rank ended without closing its files. Before, its process group had been sent this
+  signal, by which launchers end what is left of a job; 0: none.
 * ``stack-SESSION``: stack of the main thread, from faulthandler, which needs no GIL, copied by the process beside the
   rank.
 * ``gone-SESSION``: ``[at_ns, [ranks]]`` for each look that found ranks of the host gone, and one without ranks a little
@@ -33,6 +35,7 @@ from commtrace.trace.inputs import decode_json, open_file, printable_json, read_
 from commtrace.trace.run import PeerLook, RankTrace
 
 _EXIT: Final = re.compile(r"exit-([0-9]{1,19})-([0-9]{1,3})(-shell)?")
+_ENDED: Final = re.compile(r"ended-([0-9]{1,19})-([0-9]{1,2})")
 _LOSSES: Final = re.compile(r"lost-([0-9]{1,19})-([0-9]{1,15})")
 _OF_ANY_KIND: Final = "span"
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -49,7 +52,7 @@ def with_side_files(trace: RankTrace, rank_directory: Path) -> RankTrace:
     except OSError:  # deleted since its rows were read
         return trace
     trace = _with_losses(trace, [rank_directory / name for name in names if name.startswith("lost-")])
-    trace = _with_exit(trace, names)
+    trace = _with_end(_with_exit(trace, names), names)
     looks, stack = looks_path(rank_directory, session), stack_path(rank_directory, session)
     if looks.name in names:
         trace = _with_gone_peers(trace, looks)
@@ -73,6 +76,14 @@ def _with_exit(trace: RankTrace, names: Iterable[str]) -> RankTrace:
             # That it left its job counts only where the job did not fail after that.
             is_success = int(match[2]) == 0 and trace.exit is None
             return replace(trace, has_left=is_success, command_failed=not is_success)
+    return trace
+
+
+def _with_end(trace: RankTrace, names: Iterable[str]) -> RankTrace:
+    for name in names:
+        match = _ENDED.fullmatch(name)
+        if match is not None and int(match[1]) == trace.metadata.session and not trace.closed:
+            return replace(trace, end_signal=int(match[2]))
     return trace
 
 

@@ -226,6 +226,25 @@ def test_nobody_raised_and_all_break_off_but_it_was_seen_who_was_first(looks: Lo
     assert said(examine(broken_off(looks), now_ns=NOW_NS).findings) == sentences
 
 
+@pytest.mark.parametrize(
+    ("signals", "first"),
+    [
+        pytest.param({0: 15, 1: 0, 2: 15}, (1,), id="the launcher ended the others"),
+        pytest.param({0: 15, 1: 0, 2: 0}, (1, 2), id="two ended by themselves"),
+        pytest.param({0: 15, 1: 15, 2: 15}, None, id="all were ended"),
+        pytest.param({0: 15, 2: 15}, None, id="how one ended is not known"),
+        pytest.param({0: 0, 1: 0, 2: 0}, None, id="nothing tells them apart"),
+    ],
+)
+def test_ranks_that_were_sent_a_signal_did_not_fail_first(
+    signals: Mapping[int, int], first: tuple[int, ...] | None
+) -> None:
+    run = broken_off({})
+    ended = {rank: replace(trace, end_signal=signals.get(rank)) for rank, trace in run.ranks.items()}
+    failure = examine(replace(run, ranks=ended), now_ns=NOW_NS).first_failure
+    assert (failure and failure.ranks) == first
+
+
 def test_hosts_have_monotonic_clocks_of_their_own() -> None:
     run = broken_off({1: (PeerLook(0, (0,)), PeerLook(12 * MS, ())), 2: (PeerLook(5000 * MS, (0,)),)})
     elsewhere = replace(run.ranks[2], metadata=replace(run.ranks[2].metadata, node="node1"))

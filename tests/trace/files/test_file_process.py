@@ -195,6 +195,42 @@ def test_it_ends_with_a_rank_that_is_killed_and_leaves_the_copy(tmp_path: Path, 
             os.kill(child, signal.SIGKILL)
 
 
+ENDING = """
+import os, sys, time
+from pathlib import Path
+from commtrace.trace.files.file_process import FileProcess
+files = FileProcess()
+files.note_end(Path(sys.argv[1]))
+print(files.call(os.getpid), flush=True)
+if sys.argv[2] == "closes":
+    files.close()
+elif sys.argv[2] == "gives it up":
+    files.__del__()
+    print("lives", flush=True)
+    time.sleep(1)
+else:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "noted"), [("killed", ["ended-0"]), ("signalled", ["ended-15"]), ("closes", []), ("gives it up", [])]
+)
+def test_how_a_rank_ended_is_noted_if_it_says_nothing_itself(tmp_path: Path, how: str, noted: list[str]) -> None:
+    command = [sys.executable, "-c", ENDING, str(tmp_path / "ended"), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as rank:
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        if how == "killed":
+            rank.kill()
+        elif how == "signalled":
+            os.killpg(rank.pid, signal.SIGTERM)  # as torchrun does, with all that a rank has started
+        elif how == "gives it up":
+            assert rank.stdout.readline() == "lives\n"
+        until(lambda: not is_alive(pid))
+        assert [path.name for path in tmp_path.iterdir()] == noted
+
+
 FORKED = """
 import os
 from commtrace.trace.files.file_process import FileProcess

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,12 @@ def test_a_fifo_of_its_name_stops_no_reader(tmp_path: Path, folder: Path, name: 
     os.mkfifo(folder / name)
     read = load_run(tmp_path).ranks[0]
     assert (read.stack, read.gone_peers, read.spans.kind.tolist()) == ((), (), [schema.STEP])
+
+
+@pytest.mark.parametrize(
+    ("session", "suffix", "end_signal"), [(SESSION, "15", 15), (SESSION, "0", 0), (SESSION + 1, "15", None)]
+)
+def test_the_signal_before_an_end_is_read(tmp_path: Path, session: int, suffix: str, end_signal: int | None) -> None:
+    (tmp_path / f"ended-{session}-{suffix}").touch()
+    assert with_side_files(trace(), tmp_path).end_signal == end_signal
+    assert with_side_files(replace(trace(), closed=True), tmp_path).end_signal is None

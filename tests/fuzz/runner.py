@@ -127,7 +127,8 @@ def _called(use: Any, workshop: Workshop, door: Door, keeps_word: bool) -> list[
         told = json.loads(result.stdout)
         if keeps_word and "--steps" not in use:
             expected = workshop.expected(door, use)
-            if set(told["problems"]) <= set(expected["problems"]) and _stable(told) != _stable(expected):
+            says_so = told["state"] != expected["state"] or not set(told["problems"]) <= set(expected["problems"])
+            if not says_so and _stable(told) != _stable(expected):
                 found.append("other numbers, and no problem")
     return found
 

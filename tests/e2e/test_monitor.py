@@ -130,7 +130,8 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
     # Told at the third end of a window after the fault, at the latest.
     assert found["time_ns"] / 1e9 - slowed_at < MOST_SECONDS_TO_NAME
     assert found["time_ns"] / 1e9 // WINDOW_SECONDS - slowed_at // WINDOW_SECONDS <= 3
-    assert 0.5 * 16 < slow["cost_ns"] / 1e6 < 1.5 * 16
+    # 16 ms in each step; the windows that name it may hold steps from before.
+    assert 0.3 * 16 < slow["cost_ns"] / 1e6 < 1.5 * 16
     assert recovered["finding"]["ranks"] == [2]
     assert job.completed is not None
     assert job.completed.returncode == 0, job.completed.stdout

@@ -15,6 +15,7 @@ import pytest
 
 from commtrace.trace.processes import cpu_ns, process_state
 from tests.trace.rows import metadata
+from tests.waiting import until
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")
@@ -23,7 +24,7 @@ def test_a_process_runs_until_it_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     own = metadata(host=socket.gethostname(), boot_id=boot_id, pid=process.pid, session=time.time_ns() + 10**9)
 
-    assert process_state(own) == "runs"
+    until(lambda: process_state(own) == "runs")  # in the kernel while it is read from the disk
     assert process_state(replace(own, boot_id="another")) is None
     assert process_state(replace(own, host="another")) is None
     assert process_state(replace(own, session=1)) == "gone"  # the number belongs to a later process

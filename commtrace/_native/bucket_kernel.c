@@ -53,11 +53,7 @@ static Group *group_in(const BucketKernel *kernel, PyObject *box) {
     if (process_group == NULL) {
         return NULL;
     }
-    Group *group = group_of(process_group);
-    if (group != NULL && group->is_slow) {
-        group = NULL;
-    }
-    Py_XINCREF(group);
+    Group *group = held_group(process_group);
     Py_DECREF(process_group);
     return group;
 }

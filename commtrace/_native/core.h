@@ -193,6 +193,7 @@ extern PyTypeObject *group_type;
 
 int groups_init(PyObject *module);
 Group *group_of(PyObject *process_group); /* NULL if it is unknown */
+Group *held_group(PyObject *process_group); /* the same, a new reference; NULL where Python must look, too */
 int64_t group_next_collective(Group *);
 void group_take_back(Group *, int64_t seq);
 int64_t group_next_message(Group *, bool is_send, int32_t peer, int64_t tag); /* -1: out of memory */

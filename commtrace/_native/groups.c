@@ -38,6 +38,15 @@ Group *group_of(PyObject *process_group) {
     }
 }
 
+Group *held_group(PyObject *process_group) {
+    Group *group = group_of(process_group);
+    if (group == NULL || group->is_slow) {
+        return NULL;
+    }
+    Py_INCREF(group);
+    return group;
+}
+
 static void leave(Group *group) {
     for (uint32_t i = 0; i < MOST_GROUPS; i++) {
         if (table[i] == group) {

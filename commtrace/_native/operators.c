@@ -69,11 +69,7 @@ static Group *known_group(PyObject *argument) {
     } else {
         Py_INCREF(process_group);
     }
-    Group *group = group_of(process_group);
-    if (group != NULL && group->is_slow) {
-        group = NULL;
-    }
-    Py_XINCREF(group);
+    Group *group = held_group(process_group);
     Py_DECREF(process_group);
     return group;
 }

@@ -20,6 +20,7 @@ from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, Completed, fork
 from tests.free_ports import free_port
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -71,6 +72,11 @@ class Job(threading.Thread):
             time.sleep(0.1)
         raise AssertionError(f"no event {kind} after {seconds} s: {self.events()} {self.status()}")
 
+    def cost_ms_of(self, rank: int) -> float:
+        """What a slow rank costs in a step, as the monitor says now; 0 if it is not named."""
+        named = [one for one in self.status().get("findings", ()) if one["kind"] == "slow" and one["ranks"] == [rank]]
+        return float(named[0]["cost_ns"]) / 1e6 if named else 0.0
+
     def wait_until_it_trains(self) -> None:
         deadline = time.monotonic() + 60
         while self.status().get("last_step", -1) < 20:
@@ -119,6 +125,8 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
         slowed_at = time.time()
         found = job.wait_for("found", 40)
         named = [one["ranks"] for one in job.status()["findings"] if one["kind"] == "slow"]
+        # 16 ms in each step. The windows that name it may hold steps from before the fault; a later one does not.
+        until(lambda: 0.5 * 16 < job.cost_ms_of(2) < 1.5 * 16, 20, job.status)
         job.slow.unlink()
         recovered = job.wait_for("recovered", 40)
     finally:
@@ -130,8 +138,7 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
     # Told at the third end of a window after the fault, at the latest.
     assert found["time_ns"] / 1e9 - slowed_at < MOST_SECONDS_TO_NAME
     assert found["time_ns"] / 1e9 // WINDOW_SECONDS - slowed_at // WINDOW_SECONDS <= 3
-    # 16 ms in each step; the windows that name it may hold steps from before.
-    assert 0.3 * 16 < slow["cost_ns"] / 1e6 < 1.5 * 16
+    assert slow["cost_ns"] / 1e6 < 1.5 * 16
     assert recovered["finding"]["ranks"] == [2]
     assert job.completed is not None
     assert job.completed.returncode == 0, job.completed.stdout

@@ -136,7 +136,9 @@ def _handled_signal(frames: Iterable[types.FrameType]) -> int | None:
         values = frame.f_locals
         arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
         if code.co_flags & inspect.CO_VARARGS:
-            arguments += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+            rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+            # What the program has bound to the name since may be anything, such as an iterator without an end.
+            arguments += rest if type(rest) is tuple else ()
         for number, interrupted in itertools.pairwise(arguments):
             # A handler is given the frame that it has interrupted and returns to.
             is_handler = isinstance(interrupted, types.FrameType) and interrupted is frame.f_back

@@ -187,6 +187,39 @@ look(15, of_another_call())
     assert how["signal"] == ""
 
 
+@pytest.mark.parametrize(
+    "rebound",
+    [
+        "argparse.ArgumentParser().parse_args([])",
+        "itertools.count()",
+        "[15, sys._getframe().f_back]",
+        "None",
+    ],
+)
+def test_arguments_that_the_program_has_bound_anew_are_not_looked_through(rebound: str) -> None:
+    how = told(f"""
+import argparse, itertools
+
+def main(*args):
+    args = {rebound}
+    leave(3)
+
+main()
+""")
+    assert (how["status"], how.get("signal"), how.get("exception")) == (3, "", "")
+
+
+def test_arguments_that_the_program_has_deleted_are_not_looked_through() -> None:
+    how = told("""
+def main(*args):
+    del args
+    leave(3)
+
+main()
+""")
+    assert (how["status"], how.get("signal")) == (3, "")
+
+
 def test_a_failure_of_ours_keeps_nobody_from_leaving() -> None:
     program = """
 import os

@@ -59,6 +59,8 @@ class FileProcess:
         self._connection: Connection | None = None
         self._generation = 0
         self._started_at = 0.0
+        self._end: Path | None = None
+        """To be noted; each new process is told."""
         self._is_closed = False
         self._is_impossible = False
 
@@ -97,6 +99,7 @@ class FileProcess:
 
     def note_end(self, path: Path) -> None:
         with self._lock:
+            self._end = path
             if self._is_ready():
                 self._answer("note_end", path)
 
@@ -104,6 +107,7 @@ class FileProcess:
         """Let the process end, which it does once it has done what it was asked for."""
         with self._lock:
             self._is_closed = True
+            self._end = None
             if self._connection is not None:
                 with contextlib.suppress(OSError):  # nobody waits for the answer
                     self._connection.send(("forget_end", ()))
@@ -174,6 +178,9 @@ class FileProcess:
         except (side_process.NotStartedError, OSError) as error:
             self._is_impossible = True
             _logger.info("commtrace: the files of this rank are written by its own process: %s", error)
+            return
+        if self._end is not None:
+            self._answer("note_end", self._end)
 
     def _let_go(self) -> None:
         connection, process = self._connection, self._process

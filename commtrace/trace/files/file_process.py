@@ -18,7 +18,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -289,11 +289,10 @@ class _Served:
     def forget_end(self) -> None:
         self._end = None
 
-    def write_end(self, parent: int) -> None:
-        """Write how the rank ended, if it did and was to be noted. Its connection has just ended."""
+    def write_end(self, parent: int, sent: Set[int]) -> None:
+        """Write how the rank ended, if it did and was to be noted, with one of the signals that were sent before."""
         if self._end is None:
             return
-        sent = signal.sigpending().intersection(_THAT_END)  # blocked here, as a process beside a rank ends with it
         gives_up_at = time.monotonic() + _ORPHAN_SECONDS
         while os.getppid() == parent:
             if time.monotonic() > gives_up_at:
@@ -337,8 +336,11 @@ def serve(connection: Connection, parent: int) -> None:
                 return
             served.look_at_copies()
     finally:
+        # Blocked here, as a process beside a rank ends with it. Before files are written, which may take long: what is
+        # sent meanwhile has not ended the rank.
+        sent = signal.sigpending() & _THAT_END
         served.look_at_copies()  # those that the rank, which was killed, has not had removed
-        served.write_end(parent)
+        served.write_end(parent, sent)
 
 
 def _pickled(has_worked: bool, answer: Any) -> bytes:

@@ -249,6 +249,26 @@ def test_how_a_rank_ended_is_noted_if_it_says_nothing_itself(
         assert [path.name for path in tmp_path.iterdir()] == noted
 
 
+SIGNALLED_LATER = """
+import contextlib, multiprocessing, os, signal, sys
+from pathlib import Path
+from commtrace.trace.files import file_process
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+file_process._Served.look_at_copies = lambda served: os.kill(os.getpid(), signal.SIGTERM)
+rank, files = multiprocessing.Pipe()
+rank.send(("note_end", (Path(sys.argv[1]),)))
+rank.close()
+with contextlib.suppress(ConnectionError):
+    file_process.serve(files, parent=0)
+"""
+
+
+def test_a_signal_that_is_sent_while_copies_are_written_came_after_the_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SIGNALLED_LATER, str(tmp_path / "ended")]
+    subprocess.run(command, timeout=60, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["ended-0"]
+
+
 def test_a_process_that_dies_before_it_is_told_of_the_end_is_replaced(
     files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from commtrace.analysis.hangs.job_end import Count
 from commtrace.errors import TraceFormatError
-from commtrace.findings.causes import OF_DIVISION, format_cause
+from commtrace.findings.causes import format_cause
 from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
 from commtrace.findings.status import CHANGED, FOUND, LiveEvent, MonitorStatus
 from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Time
@@ -147,12 +147,6 @@ def _events(path: Path) -> Iterator[Finding]:
                     yield event.finding
     except OSError:
         return  # a monitor without events writes none; the present state is in monitor.json
-
-
-def _hosts(cause: str, hosts: Iterable[str]) -> tuple[str, ...]:
-    if cause in OF_DIVISION:
-        return ()
-    return tuple(dict.fromkeys(filter(None, hosts)))[:_MOST_HOSTS]
 
 
 def _costliest(named: Iterable[Named]) -> tuple[Named, ...]:

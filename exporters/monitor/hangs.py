@@ -331,27 +331,31 @@ def _stopped_ns(trace: RankTrace) -> int:
 
 
 class _LastSteps(NamedTuple):
-    """The last steps of the ranks that still report; ``ended_at`` is the end of the newest, epoch seconds."""
+    """The last steps of ranks; ``ended_at`` is the end of the newest, epoch seconds."""
 
     ended_at: float
     of_ranks: Mapping[int, int]
 
     @classmethod
-    def of(cls, reports: Sequence[Report], now: float) -> _LastSteps | None:
-        """Return None if it is not known, or no matter, when a step ends: before the first, while a rank saves a
-        checkpoint or evaluates, and when ranks have ended in order."""
-        if any(report.window.ended and not report.window.exception for report in reports):
-            return None
-        recent = [
-            report
-            for report in reports
-            if not report.window.ended and now - _closed_at(report) <= SILENT_WINDOWS * report.job.seconds
-        ]
-        stepped = [report for report in recent if report.window.last_step >= 0]
-        if not stepped or any(report.window.phase for report in recent):
+    def of(cls, reports: Sequence[Report]) -> _LastSteps | None:
+        """Return None before the first step."""
+        stepped = [report for report in reports if report.window.last_step >= 0]
+        if not stepped:
             return None
         ended_at = max(_closed_at(report) - report.window.age_ns / 1e9 for report in stepped)
         return cls(ended_at, {report.window.rank: report.window.last_step for report in stepped})
+
+
+def _still_reporting(reports: Sequence[Report], now: float) -> list[Report]:
+    return [
+        report
+        for report in reports
+        if not report.window.ended and now - _closed_at(report) <= SILENT_WINDOWS * report.job.seconds
+    ]
+
+
+def _have_ended_in_order(reports: Sequence[Report]) -> bool:
+    return any(report.window.ended and not report.window.exception for report in reports)
 
 
 def _closed_at(report: Report) -> float:
@@ -385,6 +389,7 @@ class HangAggregator:
         self._stopped: frozenset[int] = frozenset()
         self._traces: Mapping[int, RankTrace] = {}
         self._step_at = 0.0
+        self._steps_when_found: Mapping[int, int] = {}  # by rank; empty before the first step
 
     def look(self, store: MonitorStore, now: float, step_ns: int = 0) -> list[LiveEvent]:
         """Return the event of a hang if there is news.
@@ -403,7 +408,8 @@ class HangAggregator:
         has_waited = has_waited and now - self._stopped_at >= self._job.seconds + _ROUNDS_SECONDS
         if not (is_news and (has_waited or len(stopped) == self._job.world_size)):
             return []
-        others = others_of(store.reports(), stopped, self._stopped_at, now, self._find_stack)
+        reports = store.reports()
+        others = others_of(reports, stopped, self._stopped_at, now, self._find_stack)
         if others.busy:  # while a rank saves a checkpoint or evaluates, the others wait for it as they should
             return []
         if others.ended and not others.raised and not any(trace.in_flight for trace in traces.values()):
@@ -412,7 +418,7 @@ class HangAggregator:
         self._without_stack = [trace for trace in others.silent if not trace.stack][:_MOST_ASKED]
         unreadable, size = sorted(stopped.difference(traces)), self._job.world_size
         finding = hang_finding(list(traces.values()), size, now, unreadable, others, self._ask, self._run_name)
-        return [self._stopped_event(finding, now, finding.evidence)]
+        return [self._stopped_event(finding, now, finding.evidence, reports)]
 
     def _look_for_steps(self, store: MonitorStore, now: float, step_ns: int) -> list[LiveEvent]:
         """Return the event that no step ends any more, or that training goes on."""
@@ -420,21 +426,42 @@ class HangAggregator:
         if self.finding is None and (not step_ns or now - self._step_at <= after):
             return []
         # Only now: reports of thousands of ranks take time, and this is called every second.
-        last = _LastSteps.of(store.reports(), now)
+        reports = store.reports()
+        reporting = _still_reporting(reports, now)
+        is_busy = any(report.window.phase for report in reporting)  # saves a checkpoint or evaluates
+        if self.finding is not None:
+            return self._cleared_event(now) if is_busy or self._goes_on(reports, now - after) else []
+        last = None if is_busy or _have_ended_in_order(reports) else _LastSteps.of(reporting)
+        # From when it is not known, or no matter, when a step ends, the time begins anew.
         self._step_at = now if last is None else last.ended_at
-        if now - self._step_at > after and last is not None:
-            if self.finding is not None:
-                return []
-            quiet_ns, since_ns = round((now - last.ended_at) * 1e9), round(last.ended_at * 1e9)
-            finding = no_progress(since_ns, quiet_ns, step_ns, last.of_ranks, self._run_name)
-            return [self._stopped_event(finding, now, f"{finding.evidence} {finding.advice}")]
+        if last is None or now - last.ended_at <= after:
+            return []
+        quiet_ns, since_ns = round((now - last.ended_at) * 1e9), round(last.ended_at * 1e9)
+        finding = no_progress(since_ns, quiet_ns, step_ns, last.of_ranks, self._run_name)
+        return [self._stopped_event(finding, now, f"{finding.evidence} {finding.advice}", reports)]
+
+    def _goes_on(self, reports: Sequence[Report], since: float) -> bool:
+        """Return whether a step has ended ``since`` that had not when the job was found to make no progress.
+
+        Silence, or the end of a rank, is no progress. Where no step was known, the word of the ranks that had stopped
+        is taken.
+        """
+        if not self._steps_when_found:
+            return not self._stopped
+        last = _LastSteps.of(reports)  # also of ranks that ended: a job may go on and be over before the next look
+        return last is not None and last.ended_at >= since and last.of_ranks != self._steps_when_found
+
+    def _stopped_event(self, finding: Finding, now: float, sentence: str, reports: Sequence[Report]) -> LiveEvent:
+        is_new, self.finding = self.finding is None, finding
+        if is_new:
+            last = _LastSteps.of(reports)
+            self._steps_when_found = {} if last is None else last.of_ranks
+        return LiveEvent(FOUND if is_new else CHANGED, round(now * 1e9), finding, sentence)
+
+    def _cleared_event(self, now: float) -> list[LiveEvent]:
         over, self.finding = self.finding, None
         sentence = "Training goes on; no rank hangs any more."
         return [] if over is None else [LiveEvent(CLEARED, round(now * 1e9), over, sentence)]
-
-    def _stopped_event(self, finding: Finding, now: float, sentence: str) -> LiveEvent:
-        is_new, self.finding = self.finding is None, finding
-        return LiveEvent(FOUND if is_new else CHANGED, round(now * 1e9), finding, sentence)
 
     def _have_left_stacks(self, now: float) -> bool:
         if not self._num_reported or now - self._reported_at > _STACK_SECONDS:

@@ -164,12 +164,14 @@ def total_cost(
 def struck_steps(work: WorkStatistics, saved_ns: Int64, when: Occurrence) -> tuple[Occurrence, tuple[Stretch, ...]]:
     """Return the steps that save at least half as much as those of ``when``, which save most of it, with stretches."""
     saved, steps = saved_ns[work.steady], work.steps
-    struck = np.flatnonzero(saved >= saved[np.isin(steps, when.steps)].mean() / 2).tolist()
+    most = np.isin(steps, when.steps)
+    all_of_them = np.flatnonzero(saved >= saved[most].mean() / 2)
+    in_all = Occurrence(tuple(steps[all_of_them].tolist()), when.total_ns, when.num_steps)
+    struck = (all_of_them if in_all.is_rare else np.flatnonzero(most)).tolist()
     stretches = tuple(
         Stretch(int(steps[run.first]), int(steps[run.last]), float(saved[run.first : run.last + 1].mean()))
         for run in runs_of(struck)
     )
-    in_all = Occurrence(tuple(steps[struck].tolist()), when.total_ns, when.num_steps)
     return in_all if in_all.is_rare else when, stretches
 
 

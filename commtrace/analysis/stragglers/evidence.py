@@ -118,6 +118,8 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
     if len(members) > 1:
         ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
         places = places_of(work.run)
+        if first.beyond == SELDOM and first.norm_source == PAST:
+            return f"{several_need_longer_than_usual(places, place, ranks, excess_ms)}; {how_often}."
         if first.is_rare:
             return several_pause_longer(places, place, cause, ranks, excess_ms)
         percent = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
@@ -333,6 +335,16 @@ def several_need_longer(
     if place == HOST:
         others = others.replace("ranks that", "ranks of other hosts that")
     return f"{named} need {format_spread(percent)} % longer per step than {others}, {format_spread(excess_ms)} ms"
+
+
+def several_need_longer_than_usual(
+    places: Mapping[int, RankPlace], place: str, ranks: Collection[int], excess_ms: Iterable[float]
+) -> str:
+    """Say, without a full stop, that ranks work longer than in their own other steps."""
+    return (
+        f"{_subject(places, place, ranks)} need {format_spread(excess_ms)} ms per step more than in their other steps, "
+        "and the ranks of other hosts do not (means over all steps)"
+    )
 
 
 def several_pause_longer(

@@ -65,12 +65,20 @@ def with_lost_time(judgement: Judgement, lost: LostTime | None) -> tuple[Finding
     return ranked([*slow, *lost_findings(lost, judgement.slow), *judgement.not_judged])
 
 
+_SMALLEST_SHARE: Final = 0.01
+"""Of the stalls, from which a role is told."""
+
+
 def with_roles(findings: Iterable[Finding], transfer_ns: Mapping[str, float]) -> tuple[Finding, ...]:
-    """Return the list with the roles of exposed communication; ``transfer_ns`` is, by role, stalled on it per step."""
-    longest = sorted(((ns, role) for role, ns in transfer_ns.items() if ns > 0), reverse=True)
-    roles = ", ".join(f"of {role} {ns / 1e6:.3g} ms" for ns, role in longest)
+    """Return the list with the roles of exposed communication; ``transfer_ns`` is, by role, stalled on it per step.
+
+    Shares, as the loss is what a replay saves without transfers, and so not the sum of these stalls.
+    """
+    total = sum(transfer_ns.values())
+    longest = sorted(((ns / total, role) for role, ns in transfer_ns.items() if total and ns > 0), reverse=True)
+    roles = ", ".join(f"{role} {share:.0%}" for share, role in longest if share >= _SMALLEST_SHARE)
     return tuple(
-        replace(finding, evidence=f"Stalled on transfers {roles} per step (mean of the ranks).")
+        replace(finding, evidence=f"Of the time that ranks stall on transfers: {roles}.")
         if finding.kind == LOST and finding.cause == TRANSFER and roles
         else finding
         for finding in findings

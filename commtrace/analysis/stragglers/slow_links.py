@@ -24,9 +24,7 @@ from commtrace.analysis.stragglers.costs import (
     finding_of,
     makes_steps_long,
     stands_out,
-    struck_steps,
     total_cost,
-    whole_cost,
 )
 from commtrace.analysis.stragglers.limits import (
     ALIKE,
@@ -226,23 +224,25 @@ def _slow_in_few_steps(
             struck = is_struck[sorted(suspicion.rows)].any(axis=0)
             steps.setdefault(suspicion, set()).update(np.flatnonzero(struck[first : last + 1]) + first)
     num_links = len({frozenset(link.ranks) for link in transfers.links})
-    slow = []
+    rules: list[tuple[Suspicion, _Links, NormalLinks]] = []
     for suspicion, at in not_by_chance(steps, num_links, work.num_steps).items():
         chosen = np.zeros(len(work.steady), np.bool_)
         chosen[np.flatnonzero(work.steady)[list(at)]] = True
         ns = np.nan_to_num(nan_median(per_step[:, list(at)]))
         rows = sorted(suspicion.rows)
-        links = _Links(work.within(chosen), ns, is_known, typical, is_known, is_known, (PAST,) * len(ns))
+        links = _Links(replace(work, steady=chosen), ns, is_known, typical, is_known, is_known, (PAST,) * len(ns))
         ratio, normal_ns = np.ones(len(ns)), np.zeros(len(ns))
         ratio[rows], normal_ns[rows] = typical[rows] / np.maximum(ns[rows], 1.0), typical[rows]
-        rule = NormalLinks(chosen, ratio, normal_ns)
-        saved_ns = replay.saved_ns(Scenario(transfers=(rule,)), others)
-        cost = cost_of(work, saved_ns, rare=True)
-        if makes_steps_long(work, cost):
-            when, stretches = struck_steps(work, saved_ns, cost.when)
-            total = whole_cost(work, cost)._replace(when=when, stretches=stretches)
-            named = _finding(transfers, links, suspicion, total)
-            slow.append(_FewSteps(replace_fields(named, occurrence=when), rule))
+        rules.append((suspicion, links, NormalLinks(chosen, ratio, normal_ns)))
+    slow = []
+    for suspicion, links, rule in rules:
+        # The cost of a link is hidden where others wait for another one as well.
+        other_rules = tuple(other for _, _, other in rules if other is not rule)
+        saved_ns = replay.saved_ns(Scenario(transfers=(rule,)), others + Scenario(transfers=other_rules))
+        cost = total_cost(work, [work], [0], saved_ns, rare=True)
+        if cost is not None and makes_steps_long(work, cost.cost):
+            named = _finding(transfers, links, suspicion, cost)
+            slow.append(_FewSteps(replace_fields(named, occurrence=cost.when if cost.when.is_rare else None), rule))
     return slow
 
 

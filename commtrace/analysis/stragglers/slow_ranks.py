@@ -129,9 +129,10 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
         slow += _paused_in_some_steps(work, pauses)
         in_work = [*_slow_in_work(work, judged)]
         slow += in_work
-        if not in_work:
-            seldom = np.maximum(seldom, _share_of_whole_hosts(work))
-        slow += _slow_seldom(work, typical, seldom, {one.rank for one in in_work})
+        of_hosts = _share_of_whole_hosts(work)
+        seldom = np.maximum(seldom, of_hosts)
+        but = {one.rank for one in in_work}
+        slow += _slow_seldom(work, typical, seldom, but, set(work.ranks[of_hosts.any(axis=1)].tolist()))
     microbatches = compare_microbatches(work)
     slow = _with_long_microbatches(slow, microbatches)
     return SlowRanks(
@@ -213,11 +214,16 @@ def _seldom_share(work: WorkStatistics) -> Float64:
 
 
 def _share_of_whole_hosts(work: WorkStatistics) -> Float64:
-    """Return the same for hosts all of whose ranks are far longer than usual while those of others are not.
+    """Return the share of its work by which a rank is longer than in its other steps, as all ranks of its host are.
 
     A host may hold all ranks of a stage, which then have nobody to be compared with. Steps that are longer on most
-    ranks of the job, as with a larger batch, are not.
+    ranks of the job, as with a larger batch, do not count.
     """
+    node = np.array([work.run.ranks[rank].metadata.node for rank in work.ranks.tolist()])
+    hosts = np.unique(node)
+    share = np.zeros((len(node), len(work.steady)))
+    if len(hosts) < 2:
+        return share
     steps = work.work_ns
     level = np.maximum(np.median(steps, axis=1, keepdims=True), 1.0)
     relative = steps / level
@@ -226,12 +232,7 @@ def _share_of_whole_hosts(work: WorkStatistics) -> Float64:
     noise = MAD_TO_SIGMA * np.median(np.abs(relative), axis=1, keepdims=True)
     least = np.maximum(np.maximum(RECORDED.share, RECORDED.least_ns / level), STRUCK * noise)
     is_struck = relative > least
-    node = np.array([work.run.ranks[rank].metadata.node for rank in work.ranks.tolist()])
-    share = np.zeros((len(steps), len(work.steady)))
-    hosts = np.unique(node)
     struck = {host: np.flatnonzero(is_struck[node == host].all(axis=0)).tolist() for host in hosts.tolist()}
-    if len(hosts) < 2:
-        return share
     columns = np.flatnonzero(work.steady)
     for host, indices in not_by_chance(struck, len(hosts), work.num_steps).items():
         rows, at = np.flatnonzero(node == host), np.array(indices, np.int64)
@@ -240,10 +241,13 @@ def _share_of_whole_hosts(work: WorkStatistics) -> Float64:
     return share
 
 
-def _slow_seldom(work: WorkStatistics, typical: Work, seldom: Float64, but: Collection[int]) -> Iterator[SlowRank]:
+def _slow_seldom(
+    work: WorkStatistics, typical: Work, seldom: Float64, but: Collection[int], of_hosts: Collection[int]
+) -> Iterator[SlowRank]:
     """Yield ranks whose steps are long more often, or by more, than chance explains within a stage.
 
     Or that are long in a few steps, by themselves or with all of their place, where chance does not explain that.
+    ``of_hosts`` are the ranks that all of their host is long with, compared with their other steps.
     """
     table, stage = work.table, work.stages
     longer_ns = table.work_ns * seldom[np.searchsorted(work.ranks, table.rank), table.step]
@@ -257,7 +261,7 @@ def _slow_seldom(work: WorkStatistics, typical: Work, seldom: Float64, but: Coll
             own = (table.rank == rank) & work.counted
             excess = _by_cause(table.kind[own], longer_ns[own] / work.num_steps)
             persistence = float((steps[row] > 0).mean())
-            norm_source = judged.norm_source[row] or MAJORITY
+            norm_source = PAST if rank in of_hosts else judged.norm_source[row] or MAJORITY
             yield SlowRank(rank, excess, SELDOM, float(typical.total_ns[row]), norm_source, persistence)
 
 
@@ -462,17 +466,7 @@ def judge_stretches(work: WorkStatistics, baseline_ns: Mapping[int, float]) -> l
     if any(_are_alike(one, other) for one, other in pairwise(found)):
         cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
         found = _judge_each(cut_at(work, cuts), baseline_ns)
-    found = _without_earlier_strikes(found)
     return found if cuts and any(one.slow for one in found) else [whole]
-
-
-def _without_earlier_strikes(stretches: Sequence[SlowRanks]) -> list[SlowRanks]:
-    """Leave out the long steps of ranks that are slow all the time in another stretch: they would begin too early."""
-    lasting = {one.rank for stretch in stretches for one in stretch.slow if one.beyond == WORK}
-    return [
-        replace(stretch, slow=tuple(one for one in stretch.slow if one.beyond != SELDOM or one.rank not in lasting))
-        for stretch in stretches
-    ]
 
 
 def find_changes(work: WorkStatistics) -> list[int]:

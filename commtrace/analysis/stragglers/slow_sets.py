@@ -44,6 +44,7 @@ class _SetKey(NamedTuple):
 
     place: str
     what: str
+    is_rare: bool  # what strikes now and then is told apart from what lasts, also on the same ranks
     ranks: tuple[int, ...]
 
 
@@ -202,20 +203,21 @@ def _without_idle_members(costs: _Costs, slow: Sequence[tuple[SlowRank, ...]]) -
 
 def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_SetKey, list[_SetStretch]]:
     """Return the parts of each finding: ranks that share a host, a group or a cause, slow in the same stretches."""
-    when: dict[tuple[int, str], list[int]] = {}
+    when: dict[tuple[int, str, bool], list[int]] = {}
     for number, own in enumerate(slow):
         for one in own:
-            when.setdefault((one.rank, one.cause), []).append(number)
+            when.setdefault((one.rank, one.cause, one.is_rare), []).append(number)
     parts: dict[_SetKey, list[_SetStretch]] = {}
     places = places_of(run)
     for number, own in enumerate(slow):
         for sharing in group_by_place(places, own):
             together: dict[tuple[int, ...], list[SlowRank]] = {}
             for one in sharing.members:
-                stretches = tuple(when[one.rank, one.cause]) if sharing.place == RANKS else ()
+                stretches = tuple(when[one.rank, one.cause, one.is_rare]) if sharing.place == RANKS else ()
                 together.setdefault(stretches, []).append(one)
             for members in together.values():
-                key = _SetKey(sharing.place, sharing.what, tuple(sorted(one.rank for one in members)))
+                ranks = tuple(sorted(one.rank for one in members))
+                key = _SetKey(sharing.place, sharing.what, members[0].is_rare, ranks)
                 parts.setdefault(key, []).append(_SetStretch(number, tuple(members)))
     return parts
 
@@ -284,7 +286,7 @@ def _finding(
             key.place,
             cause,
             members,
-            _how_often(found.work, persistence, cost),
+            _how_often(found.work, persistence, cost, is_rare),
             devices[0] if devices else None,
             launches,
         ),
@@ -320,11 +322,10 @@ def _who(run: Run, key: _SetKey) -> str:
     return format_place(places_of(run), key.place, key.ranks)
 
 
-def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost) -> str:
+def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost, is_rare: bool) -> str:
     """Return ``so in 9 of 9 steps``."""
-    if cost.when.is_rare and cost.stretches:
-        struck = sum(stretch.last - stretch.first + 1 for stretch in cost.stretches)
-        return f"so in {struck} of {cost.when.num_steps} steps"
+    if is_rare and cost.when.is_rare:
+        return f"so in {len(cost.when.steps)} of {cost.when.num_steps} steps"
     first, last = int(work.steps[0]), int(work.steps[-1])
     often = f"so in {round(persistence * work.num_steps)} of {work.num_steps} steps"
     whole = not cost.stretches or any((one.first, one.last) == (first, last) for one in cost.stretches)

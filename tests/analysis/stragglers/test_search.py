@@ -15,6 +15,7 @@ from commtrace.analysis.matched import of_ranks
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.stragglers.search import Judgement, find_stragglers
 from commtrace.trace.run import Run
+from tests.analysis.stragglers.judged_jobs import found
 from tests.factory import Row, collective, group, make_run, span, stall
 from tests.findings.reading import ms, why_not
 from tests.pipeline_factory import PipelineJob
@@ -150,7 +151,10 @@ def test_a_finding_says_what_normal_is_and_how_sure_its_cost_is() -> None:
 
     assert (finding.norm, finding.since_first_compared, finding.occurrence) == ("fastest", True, None)
     assert (finding.rank, finding.host) == (0, finding.members[0].host)
-    assert finding.sigmas is None or finding.sigmas > 3
+    assert finding.sigmas is None  # its steps do not scatter
+    (scattered,) = found(["slow-rank=0:1.5"], dp=4).slow
+    assert scattered.sigmas is not None
+    assert scattered.sigmas > 3
 
 
 def test_a_slow_rank_behind_a_slower_one_is_named_as_well() -> None:

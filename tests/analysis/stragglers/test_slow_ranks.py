@@ -133,7 +133,11 @@ def test_a_slow_rank_is_named_although_its_only_replica_is_starved_for_a_third_o
     slow, starved_one = findings.slow
     assert (slow.ranks, slow.cause, slow.occurrence) == ((1,), "compute", None)
     assert starved_one.ranks == (0,)
-    assert all(9 <= stretch.first <= stretch.last <= 21 for stretch in starved_one.stretches)
+    assert starved_one.occurrence is not None
+    struck = [step for one in starved_one.stretches for step in range(one.first, one.last + 1)]
+    assert struck == list(starved_one.occurrence.steps)
+    assert all(9 <= step <= 21 for step in struck)
+    assert f"so in {len(struck)} of 39 steps" in starved_one.evidence
 
 
 def test_a_few_slow_steps_of_two_ranks_are_reported_without_a_rank() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from commtrace.analysis.stragglers.strikes import StepRun, at_least, chance_of, not_by_chance, runs_of
+from commtrace.findings.finding import Finding, ranked
 from tests.analysis.stragglers.judged_jobs import found, judged
 
 TWO_HOSTS: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 4, "steps": 40}
@@ -77,3 +78,57 @@ def test_single_steps_of_several_ranks_name_nobody() -> None:
 def test_steps_that_are_longer_on_all_ranks_name_nobody() -> None:
     every_rank = ",".join(map(str, range(16)))
     assert found([f"slow-rank={every_rank}:2@10:13"], **TWO_HOSTS).slow == ()
+
+
+def stretches(finding: Finding) -> list[tuple[int, int]]:
+    return [(stretch.first, stretch.last) for stretch in finding.stretches]
+
+
+def test_two_links_that_are_slow_in_the_same_steps_are_both_named() -> None:
+    """Each costs little as long as the other is slow."""
+    findings, cost_ms = judged(["slow-link=2:6@10:15", "slow-link=9:6@10:15"], **TWO_HOSTS)
+
+    assert {finding.ranks for finding in findings.slow} == {(2,), (9,)}
+    assert all(stretches(finding) == [(10, 14)] for finding in findings.slow)
+    assert all(0.5 * cost_ms * 1e6 < (finding.cost_ns or 0.0) < cost_ms * 1e6 for finding in findings.slow)
+
+
+def test_a_rank_that_is_always_slow_does_not_hide_a_host_that_is_slow_in_some_steps() -> None:
+    findings = found(["slow-rank=2:1.4", "slow-host=1:1.8@10:13"], **TWO_HOSTS)
+
+    assert [(finding.who, stretches(finding)) for finding in findings.slow] == [
+        ("rank 2 on node0", []), ("host node1 (ranks 8–15)", [(10, 12)])]  # fmt: skip
+
+
+def test_a_host_without_peers_is_compared_with_its_other_steps() -> None:
+    """All of a stage is on it."""
+    (finding,) = found(["slow-host=1:1.5@10:14"], **TWO_HOSTS).slow
+
+    assert finding.norm == "past"
+    assert "more than in their other steps, and the ranks of other hosts do not" in finding.evidence
+    assert finding.evidence.endswith("so in 4 of 39 steps.")
+
+
+def test_a_rank_that_was_slow_for_long_is_named_with_its_later_strikes_too() -> None:
+    findings = found(["slow-rank=5:1.4@1:30", "slow-rank=5:2@60:64"], dp=8, steps=90)
+
+    assert [(finding.ranks, stretches(finding)) for finding in findings.slow] == [
+        ((5,), [(1, 29)]), ((5,), [(60, 63)])]  # fmt: skip
+    assert len({finding.id for finding in ranked(findings.slow)}) == 2
+
+
+@pytest.mark.parametrize("fault", ["slow-rank=5:1.9", "slow-link=2:4"])
+def test_steps_apart_are_all_in_the_occurrence_the_evidence_and_the_stretches(fault: str) -> None:
+    (finding,) = found([f"{fault}@{first}:{first + 2}" for first in (4, 13, 24)], **TWO_HOSTS).slow
+
+    assert finding.occurrence is not None
+    assert finding.occurrence.steps == (4, 5, 13, 14, 24, 25)
+    assert stretches(finding) == [(4, 5), (13, 14), (24, 25)]
+    assert "so in 6 of 39 steps" in finding.evidence or "times as long" in finding.evidence
+
+
+def test_the_share_of_what_strikes_is_of_the_mean_step_as_its_cost_is() -> None:
+    (finding,) = found(["slow-link=2:6@10:20"], **TWO_HOSTS).slow
+
+    assert finding.share is not None
+    assert finding.gpu_hours_per_day == pytest.approx(finding.share * 24 * 16)

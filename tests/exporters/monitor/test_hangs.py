@@ -174,11 +174,21 @@ class Ranks:
         for rank in range(4):
             self.store.answer(RankHang(JOB, rank, False))
 
-    def report(self, rank: int, at: float, *, phase: str = "", ended: bool = False, exception: str = "") -> None:
-        """Its newest window ended so many seconds after training had stopped."""
+    def report(
+        self,
+        rank: int,
+        at: float,
+        *,
+        phase: str = "",
+        ended: bool = False,
+        exception: str = "",
+        age: float = 0.0,
+        last_step: int = 99,
+    ) -> None:
+        """Its newest window ended so many seconds after training had stopped, and ``age`` after its last step."""
         window = WindowReport(
-            rank, f"node{rank}", 0, int((STOPPED_AT + at) // 4), last_step=99, phase=phase, ended=ended,
-            exception=exception,
+            rank, f"node{rank}", 0, int((STOPPED_AT + at) // 4), last_step=last_step, age_ns=round(age * 1e9),
+            phase=phase, ended=ended, exception=exception,
         )  # fmt: skip
         process = WireProcess(f"node{rank}", "boot", 100 + rank, 5)
         assert self.store.answer(Report(JOB, window, process=process)).refused == ""
@@ -420,6 +430,72 @@ def test_a_job_that_no_longer_reports_is_silent_and_not_without_progress() -> No
     ranks = Ranks()
     ranks.report_steps([99, 99, 99, 99], 0, 0)
     assert [ranks.look(after, MS) for after in range(60)] == [[]] * 60
+
+
+def without_progress() -> Ranks:
+    """Ranks of which it was told 16 s after their last step that none has ended since."""
+    ranks = Ranks()
+    ((_, event),) = look_often(ranks, 16, MS)
+    assert event.kind == "found"
+    return ranks
+
+
+def test_a_job_without_progress_that_falls_silent_does_not_go_on() -> None:
+    ranks = without_progress()
+    assert [ranks.look(after, MS) for after in range(17, 120)] == [[]] * 103
+    assert ranks.finding() is not None
+    ranks.report_steps([100, 100, 99, 100], 120, 0.1)
+    assert [event.kind for event in ranks.look(120, MS)] == ["recovered"]
+
+
+@pytest.mark.parametrize("ended", [(0,), (0, 1, 2, 3)])
+def test_ranks_that_end_in_order_after_a_hang_are_no_progress(ended: Sequence[int]) -> None:
+    ranks, told = without_progress(), []
+    for after in range(17, 80):
+        if after % 4 == 0:
+            ranks.report_steps([99, 99, 98, 99], after, after)
+            for rank in ended:
+                ranks.report(rank, after, ended=True, age=after, last_step=98 if rank == 2 else 99)
+        told += ranks.look(after, MS)
+    assert told == []
+    assert ranks.finding() is not None
+
+
+def test_a_job_that_goes_on_and_ends_at_once_went_on() -> None:
+    ranks = without_progress()
+    for rank in range(4):
+        ranks.report(rank, 20, ended=True, age=0.1, last_step=100)
+    assert [event.kind for event in ranks.look(20, MS)] == ["recovered"]
+
+
+def test_a_step_that_had_ended_before_is_no_progress() -> None:
+    """The ranks of a job with quick steps tell of a hang, and no longer do, within the time of a step that is late."""
+    ranks = Ranks()
+    ranks.report_steps([99] * 4, 4, 4)
+    ranks.say([{**record, "time": STOPPED_AT + 5, "no_progress_ns": 5 * SECOND} for record in hung()])
+    assert [event.kind for event in ranks.look(6, MS)] == ["found"]
+    ranks.go_on()
+    ranks.report_steps([99] * 4, 8, 8)
+    assert ranks.look(8, MS) == []
+    ranks.report_steps([100] * 4, 12, 1)
+    assert [event.kind for event in ranks.look(12, MS)] == ["recovered"]
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+def test_a_rank_that_begins_to_save_or_evaluate_goes_on(phase: str) -> None:
+    ranks = without_progress()
+    ranks.report(1, 20, phase=phase)
+    assert [event.kind for event in ranks.look(20, MS)] == ["recovered"]
+
+
+def test_a_rank_that_hangs_and_falls_silent_does_not_go_on_because_another_one_ends() -> None:
+    ranks = Ranks()
+    ranks.report_steps([99] * 4, 0, 0)
+    ranks.say(hung())
+    assert [event.kind for event in ranks.look(60)] == ["found"]
+    ranks.go_on()
+    ranks.report(0, 64, ended=True, age=64)
+    assert [ranks.look(after, MS) for after in range(64, 120)] == [[]] * 56
 
 
 def test_a_rank_that_cannot_tell_hides_no_other_and_is_not_accused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -61,7 +62,7 @@ from commtrace.recording.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.file_process import FileProcess
-from commtrace.trace.files.rank_files import holds_a_recording, link_as_latest, rank_directory
+from commtrace.trace.files.rank_files import end_path, holds_a_recording, link_as_latest, rank_directory
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.metadata import GroupMember, RankMetadata
@@ -458,6 +459,8 @@ class Instrumentation:
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
         writer.write([mark_row("clock_anchor", structs.asdict(identity.clock_anchor()))])
         announce(directory, metadata, is_new=self._is_first)
+        with contextlib.suppress(OSError):  # the process that would note it has died; the next one is told
+            self._files.note_end(end_path(rank_directory(directory, metadata.rank), metadata.session))
         if metadata.rank == 0 and identity.is_one_of_many(self.config):
             try:
                 self._files.call(link_as_latest, directory)

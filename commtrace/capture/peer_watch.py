@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import threading
@@ -13,7 +12,6 @@ from typing import Final
 
 from commtrace.trace.files.file_calls import HERE, FileCalls
 from commtrace.trace.files.rank_files import (
-    end_path,
     forget_gone_peers,
     head_of_newest,
     note_gone_peers,
@@ -117,8 +115,6 @@ class PeerWatch:
     def _watch(self, stop: int) -> None:
         assert self._own is not None
         directory = rank_directory(self._run_directory, self._own.rank)
-        with contextlib.suppress(OSError):  # the process that would note it has died, and is replaced
-            self._files.note_end(end_path(directory, self._own.session))
         poll = select.poll()
         poll.register(stop, select.POLLIN)
         unknown = _ranks_nearby(self._own)

@@ -15,9 +15,13 @@ from commtrace.capture import instrumentation
 from commtrace.capture.graphs.replays import PART as GRAPHS
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.config import BY_SHELL, NOTES_VARIABLE, Config
+from commtrace.errors import RunNotFoundError
+from commtrace.trace import schema
+from commtrace.trace.files.reader import load_run
 from tests.capture.recording import device_clock
 from tests.capture.simulated_cuda import SimulatedCuda
 from tests.e2e.launch import REPOSITORY
+from tests.waiting import until
 
 
 def test_a_folder_is_noted_where_commtrace_run_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +55,35 @@ def test_a_shell_that_may_hide_an_exit_code_is_noted(tmp_path: Path, command: st
 def test_notes_that_cannot_be_written_are_left_out(notes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NOTES_VARIABLE, notes)
     assert not instrumentation._note(Path("rank-00000"))
+
+
+KILLED = """
+import os, sys, time
+if sys.argv[2] == "without pidfd_open":
+    del os.pidfd_open
+import commtrace
+commtrace.start(commtrace.Config(dir=sys.argv[1]))
+with commtrace.step(0):
+    pass
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("system", ["with pidfd_open", "without pidfd_open"])
+def test_how_a_rank_ends_is_noted_whether_or_not_it_can_watch_others(tmp_path: Path, system: str) -> None:
+    def has_a_step() -> bool:
+        try:
+            return bool((load_run(tmp_path).ranks[0].spans.kind == schema.STEP).any())
+        except RunNotFoundError:
+            return False
+
+    with subprocess.Popen([sys.executable, "-c", KILLED, tmp_path, system]) as rank:
+        try:
+            until(has_a_step)
+        finally:
+            rank.kill()
+    until(lambda: load_run(tmp_path).ranks[0].end_signal is not None)
+    assert load_run(tmp_path).ranks[0].end_signal == 0
 
 
 @pytest.mark.parametrize(("graphs", "is_followed"), [("replays", True), ("off", False)])

@@ -90,6 +90,7 @@ class SampledReplay:
         self._thread_seconds = thread_seconds
         self._next_at = 0.0
         self._is_off = False
+        self._is_lost_off = False
         self._is_refused = False
 
     @property
@@ -112,6 +113,23 @@ class SampledReplay:
         if steps is not None:
             self._next_at = now + (self._thread_seconds() - begin) / _MOST_OF_A_CORE
         return steps
+
+    def lost(self, steps: ReplayedSamples, slow: Sequence[Finding]) -> tuple[Finding, ...]:
+        """Return what the newest steps lose beside what is ``slow``; none once this has failed.
+
+        Its time counts as that of a replay.
+        """
+        if self._is_lost_off:
+            return ()
+        begin = self._thread_seconds()
+        try:
+            return lost_in_samples(steps, slow)
+        except Exception:
+            self._is_lost_off = True
+            _logger.warning("commtrace: the monitor no longer divides lost time; all else goes on", exc_info=True)
+            return ()
+        finally:
+            self._next_at += (self._thread_seconds() - begin) / _MOST_OF_A_CORE
 
     def _take(self, reports: Sequence[WindowReport]) -> None:
         gil_yield = GilYield()
@@ -233,7 +251,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
     )
 
 
-def lost_beside(steps: ReplayedSamples, slow: Sequence[Finding]) -> tuple[Finding, ...]:
+def lost_in_samples(steps: ReplayedSamples, slow: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return what the steps lose beside what is ``slow``, by cause."""
     replayed = steps.replay.replay(scenarios_of_lost_time(steps.statistics))
     return tuple(lost_findings(lost_time(steps.statistics, replayed, slow), slow))

@@ -32,7 +32,7 @@ from commtrace.live.monitoring.device_readings import DeviceReadings
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.pauses import PauseMemory
 from commtrace.live.monitoring.reporting import ReportingRanks
-from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSamples, SampledReplay, lost_beside, price
+from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSamples, SampledReplay, price
 from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, finding_of, sets_now
 from commtrace.live.monitoring.standing import StandingFindings
@@ -221,7 +221,7 @@ class Watch:
         """Say anew, now and then, what steps lose beside what is slow; nothing while no steps are replayed."""
         if steps is not None and now >= self._lost_at + _LOST_SECONDS:
             slow = [*self._ranks.named, *self._job_wide.named]
-            self._lost, self._lost_at = lost_beside(steps, slow), now
+            self._lost, self._lost_at = self._replay.lost(steps, slow), now
         elif now >= self._lost_at + _LOST_FORGOTTEN_SECONDS:
             self._lost = ()
 

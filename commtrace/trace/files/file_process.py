@@ -18,7 +18,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -59,6 +59,8 @@ class FileProcess:
         self._connection: Connection | None = None
         self._generation = 0
         self._started_at = 0.0
+        self._end: Path | None = None
+        """To be noted; each new process is told."""
         self._is_closed = False
         self._is_impossible = False
 
@@ -97,6 +99,7 @@ class FileProcess:
 
     def note_end(self, path: Path) -> None:
         with self._lock:
+            self._end = path
             if self._is_ready():
                 self._answer("note_end", path)
 
@@ -104,6 +107,7 @@ class FileProcess:
         """Let the process end, which it does once it has done what it was asked for."""
         with self._lock:
             self._is_closed = True
+            self._end = None
             if self._connection is not None:
                 with contextlib.suppress(OSError):  # nobody waits for the answer
                     self._connection.send(("forget_end", ()))
@@ -174,6 +178,9 @@ class FileProcess:
         except (side_process.NotStartedError, OSError) as error:
             self._is_impossible = True
             _logger.info("commtrace: the files of this rank are written by its own process: %s", error)
+            return
+        if self._end is not None:
+            self._answer("note_end", self._end)
 
     def _let_go(self) -> None:
         connection, process = self._connection, self._process
@@ -282,11 +289,10 @@ class _Served:
     def forget_end(self) -> None:
         self._end = None
 
-    def write_end(self, parent: int) -> None:
-        """Write how the rank ended, if it did and was to be noted. Its connection has just ended."""
+    def write_end(self, parent: int, sent: Set[int]) -> None:
+        """Write how the rank ended, if it did and was to be noted, with one of the signals that were sent before."""
         if self._end is None:
             return
-        sent = signal.sigpending().intersection(_THAT_END)  # blocked here, as a process beside a rank ends with it
         gives_up_at = time.monotonic() + _ORPHAN_SECONDS
         while os.getppid() == parent:
             if time.monotonic() > gives_up_at:
@@ -330,8 +336,11 @@ def serve(connection: Connection, parent: int) -> None:
                 return
             served.look_at_copies()
     finally:
+        # Blocked here, as a process beside a rank ends with it. Before files are written, which may take long: what is
+        # sent meanwhile has not ended the rank.
+        sent = signal.sigpending() & _THAT_END
         served.look_at_copies()  # those that the rank, which was killed, has not had removed
-        served.write_end(parent)
+        served.write_end(parent, sent)
 
 
 def _pickled(has_worked: bool, answer: Any) -> bytes:

@@ -13,8 +13,16 @@ from commtrace.analysis.matched import match_run
 from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.analysis.stragglers.lost_time import lost_time, scenarios_of_lost_time
 from commtrace.findings.causes import JOB, PART_OF_LOSS, STAGE_THAT_CHANGED, advice
+from commtrace.findings.finding import Finding
+from commtrace.live.monitoring import sampled_replay
 from commtrace.live.monitoring.past import JobPast
-from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSamples, lost_beside, price
+from commtrace.live.monitoring.sampled_replay import (
+    Priced,
+    ReplayedSamples,
+    SampledReplay,
+    lost_in_samples,
+    price,
+)
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 
@@ -52,7 +60,7 @@ def steps_of(run: Run, steps: range) -> Run:
 
 def test_what_steps_lose_beside_what_is_slow_adds_up_to_all_that_is_beyond_the_ideal() -> None:
     steps = samples(synthesize(Job(**PIPELINE, steps=STEPS)).run, 0)
-    lost = lost_beside(steps, ())
+    lost = lost_in_samples(steps, ())
     whole = lost_time(steps.statistics, steps.replay.replay(scenarios_of_lost_time(steps.statistics)), ())
 
     assert [finding.cause for finding in lost] == [*PART_OF_LOSS]
@@ -60,6 +68,71 @@ def test_what_steps_lose_beside_what_is_slow_adds_up_to_all_that_is_beyond_the_i
     assert {finding.cause: finding.advice for finding in lost} == {
         cause: advice(cause, 0, JOB) for cause in PART_OF_LOSS
     }
+
+
+class Clock:
+    """The time that a thread has run, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def replay(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> SampledReplay:
+    """One that has steps whenever it may replay, which takes a second."""
+    steps = samples(synthesize(Job(**PIPELINE, steps=STEPS)).run, 0)
+
+    def replayed_steps(*_: object) -> ReplayedSamples:
+        clock.seconds += 1.0
+        return steps
+
+    monkeypatch.setattr(sampled_replay, "_replayed", replayed_steps)
+    return SampledReplay(8, thread_seconds=clock)
+
+
+@pytest.mark.parametrize(("seconds", "next_at"), [(0.0, 50), (2.0, 150)])
+def test_dividing_lost_time_is_part_of_what_a_replay_may_take_of_a_core(
+    replay: SampledReplay, clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float, next_at: int
+) -> None:
+    lost = Finding(id="lost/job/transfer", kind="lost")
+
+    def divide(*_: object) -> tuple[Finding, ...]:
+        clock.seconds += seconds
+        return (lost,)
+
+    monkeypatch.setattr(sampled_replay, "lost_in_samples", divide)
+    steps = replay.newest([], now=0.0)
+    assert steps is not None
+    assert replay.lost(steps, ()) == (lost,)
+    assert replay.newest([], now=next_at - 1) is None
+    assert replay.newest([], now=next_at) is steps
+
+
+def test_lost_time_that_cannot_be_divided_is_left_out_and_nothing_else(
+    replay: SampledReplay, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[float] = []
+
+    def fail(*_: object) -> tuple[Finding, ...]:
+        tries.append(clock.seconds)
+        clock.seconds += 2.0
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sampled_replay, "lost_in_samples", fail)
+    steps = replay.newest([], now=0.0)
+    assert steps is not None
+    assert [replay.lost(steps, ()), replay.lost(steps, ())] == [(), ()]
+    assert len(tries) == caplog.text.count("the monitor no longer divides lost time") == 1
+    assert replay.newest([], now=149) is None
+    assert replay.newest([], now=150) is steps
 
 
 def test_a_stage_that_was_slow_from_the_first_step_on_has_too_many_layers() -> None:

@@ -133,7 +133,7 @@ def test_a_rank_that_is_slow_again_is_not_told_what_a_replay_said_of_the_first_t
     watch = Watch(8, SECONDS)
     replayed = Priced({5: Price(12e6)}, (), {5: 15e6}, {5: ""}, {}, {5: None}, late=frozenset({5}))
     monkeypatch.setattr("commtrace.live.monitoring.watch.price", lambda *_: replayed)
-    monkeypatch.setattr("commtrace.live.monitoring.watch.lost_beside", lambda *_: ())
+    monkeypatch.setattr("commtrace.live.monitoring.sampled_replay.lost_in_samples", lambda *_: ())
     monkeypatch.setattr(SampledReplay, "newest", lambda *_: object())
     _, (first,) = watched(2, {5: (60, 5, 0, 20)}, watch=watch)
     monkeypatch.setattr(SampledReplay, "newest", lambda *_: None)
@@ -154,7 +154,7 @@ def test_lost_time_is_said_without_an_event_and_known_while_steps_are_replayed(m
         return (lost,)
 
     monkeypatch.setattr("commtrace.live.monitoring.watch.price", lambda *_: Priced({}, (), {}, {}, {}, {}, frozenset()))
-    monkeypatch.setattr("commtrace.live.monitoring.watch.lost_beside", divide)
+    monkeypatch.setattr("commtrace.live.monitoring.sampled_replay.lost_in_samples", divide)
     monkeypatch.setattr(SampledReplay, "newest", lambda self, reports, now: object() if now <= 28 else None)
     watch, known = Watch(8, SECONDS), []
     for window in range(40):
@@ -164,6 +164,19 @@ def test_lost_time_is_said_without_an_event_and_known_while_steps_are_replayed(m
 
     assert len(divided) == 2
     assert known == [*[True] * 35, *[False] * 5]
+
+
+def test_slow_ranks_are_named_where_lost_time_cannot_be_divided(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replayed = Priced({5: Price(12e6)}, (), {5: 15e6}, {5: ""}, {}, {5: None}, frozenset())
+    monkeypatch.setattr("commtrace.live.monitoring.watch.price", lambda *_: replayed)
+    monkeypatch.setattr("commtrace.live.monitoring.sampled_replay.lost_in_samples", lambda *_: 1 / 0)
+    monkeypatch.setattr(SampledReplay, "newest", lambda *_: object())
+    watch, (event,) = watched(20, {5: (72, 5, 0, 5)})
+    assert (event.finding.rank, event.finding.cost_ns) == (5, 12 * MS)
+    assert watch.findings == (event.finding,)
+    assert caplog.text.count("the monitor no longer divides lost time") == 1
 
 
 def test_a_rank_at_the_limit_does_not_flicker() -> None:

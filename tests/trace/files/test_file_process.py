@@ -196,15 +196,29 @@ def test_it_ends_with_a_rank_that_is_killed_and_leaves_the_copy(tmp_path: Path, 
 
 
 ENDING = """
-import os, sys, time
+import os, signal, sys, time
+from contextlib import suppress
 from pathlib import Path
-from commtrace.trace.files.file_process import FileProcess
-files = FileProcess()
-files.note_end(Path(sys.argv[1]))
+from commtrace.trace.files import file_process
+files = file_process.FileProcess()
+path, how, dies = sys.argv[1:]
+if dies == "before":
+    os.kill(files.call(os.getpid), signal.SIGKILL)
+    with suppress(OSError):
+        files.call(os.getpid)
+with suppress(OSError):
+    files.note_end(Path(path))
+if dies == "after":
+    os.kill(files.pid, signal.SIGKILL)
+    with suppress(OSError):
+        files.call(os.getpid)
+file_process._RESTART_SECONDS = 0
 print(files.call(os.getpid), flush=True)
-if sys.argv[2] == "closes":
+if how == "closes":
+    file_process._END_SECONDS = 0
     files.close()
-elif sys.argv[2] == "gives it up":
+    os._exit(0)
+elif how == "gives it up":
     files.__del__()
     print("lives", flush=True)
     time.sleep(1)
@@ -213,11 +227,15 @@ else:
 """
 
 
+@pytest.mark.parametrize("dies", ["never", "before", "after"])
 @pytest.mark.parametrize(
     ("how", "noted"), [("killed", ["ended-0"]), ("signalled", ["ended-15"]), ("closes", []), ("gives it up", [])]
 )
-def test_how_a_rank_ended_is_noted_if_it_says_nothing_itself(tmp_path: Path, how: str, noted: list[str]) -> None:
-    command = [sys.executable, "-c", ENDING, str(tmp_path / "ended"), how]
+def test_how_a_rank_ended_is_noted_if_it_says_nothing_itself(
+    tmp_path: Path, how: str, noted: list[str], dies: str
+) -> None:
+    """By the process beside it, or by the one that has taken its place."""
+    command = [sys.executable, "-c", ENDING, str(tmp_path / "ended"), how, dies]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as rank:
         assert rank.stdout is not None
         pid = int(rank.stdout.readline())
@@ -229,6 +247,49 @@ def test_how_a_rank_ended_is_noted_if_it_says_nothing_itself(tmp_path: Path, how
             assert rank.stdout.readline() == "lives\n"
         until(lambda: not is_alive(pid))
         assert [path.name for path in tmp_path.iterdir()] == noted
+
+
+SIGNALLED_LATER = """
+import contextlib, multiprocessing, os, signal, sys
+from pathlib import Path
+from commtrace.trace.files import file_process
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+file_process._Served.look_at_copies = lambda served: os.kill(os.getpid(), signal.SIGTERM)
+rank, files = multiprocessing.Pipe()
+rank.send(("note_end", (Path(sys.argv[1]),)))
+rank.close()
+with contextlib.suppress(ConnectionError):
+    file_process.serve(files, parent=0)
+"""
+
+
+def test_a_signal_that_is_sent_while_copies_are_written_came_after_the_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SIGNALLED_LATER, str(tmp_path / "ended")]
+    subprocess.run(command, timeout=60, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["ended-0"]
+
+
+def test_a_process_that_dies_before_it_is_told_of_the_end_is_replaced(
+    files: FileProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.note_end(tmp_path / "ended")
+    first = files.pid
+    os.kill(first, signal.SIGKILL)
+    monkeypatch.setattr(file_process, "_RESTART_SECONDS", 0.0)
+    with pytest.raises(OSError, match="has died"):
+        files.call(os.getpid)
+    answer = files._answer
+
+    def dies(function: object, *arguments: object) -> object:
+        if function == "note_end":
+            os.kill(files.pid, signal.SIGKILL)
+        return answer(function, *arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_answer", dies)
+        with pytest.raises(OSError, match="has died"):
+            files.call(os.getpid)
+    assert files.call(os.getpid) not in (first, os.getpid())
 
 
 FORKED = """

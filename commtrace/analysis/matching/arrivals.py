@@ -193,10 +193,14 @@ def _stalled_ns(trace: RankTrace) -> int:
 
 
 def reports_activity(trace: RankTrace) -> bool:
-    """Return whether the rank recorded nothing since it last reported its activity, so that the report still holds."""
+    """Return whether training recorded nothing since the rank last reported its activity, so that the report still holds.
+
+    Collections of garbage do not count: other threads make them while training hangs.
+    """
     if trace.activity_ns is None or trace.activity is None:
         return False
-    return not len(trace.spans) or trace.activity_ns >= int(trace.spans.end.max())
+    ends = trace.spans.end[trace.spans.kind != schema.GC]
+    return not len(ends) or trace.activity_ns >= int(ends.max())
 
 
 def _ended(trace: RankTrace) -> tuple[dict[int, int], dict[int, int]]:

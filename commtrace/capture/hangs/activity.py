@@ -59,11 +59,9 @@ class ActivityWatch:
         now = self._now()
         progress = self.progress()
         entries, has_rows = list(self._tracer.recorder.buffer), self._tracer.recorder.source_has_rows
-        if entries or has_rows:
-            self._recorded_at = now
         # Other threads make garbage while training is stalled.
         if has_rows or any(entry[1] != schema.GC for entry in entries):
-            self._progress_at = now
+            self._recorded_at = self._progress_at = now
         if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
             self._progress, self._progress_at = progress, now
         idle = now - self._recorded_at

@@ -14,8 +14,8 @@ from commtrace.analysis.hangs.rank_state import find_endings, own_frame
 from commtrace.analysis.hangs.stops import Chains, Stop, find_chains, find_stops
 from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import Run
-from tests.analysis.hung_runs import NOW_NS, SECOND, activity, done, flight, stopped_run
-from tests.factory import group, p2p
+from tests.analysis.hung_runs import END, NOW_NS, SECOND, activity, done, flight, stopped_run
+from tests.factory import group, p2p, span
 from tests.findings.reading import said
 
 TP = group("tp", 0, 1)
@@ -49,6 +49,15 @@ def test_a_rank_that_never_comes_is_named_with_the_number_and_the_wait() -> None
     assert stop.operations == {"all_reduce": (0,)}
     assert (stop.waited_ns, stop.longest_before_ns) == (60 * SECOND, 1_000_000)
     assert dict(chains_of(run).roots) == {1: 1}
+
+
+def test_garbage_that_other_threads_make_meanwhile_hides_no_place() -> None:
+    garbage = span("gc", END - SECOND, END + SECOND)
+    loading = activity(open=[{"kind": "user", "name": "load shard", "since": 41 * SECOND}])
+    run = stopped_run(
+        {0: done({TP: 5}), 1: [*done({TP: 5}), garbage]}, [TP], in_flight={0: [flight(TP, 5)]}, activities={1: loading}
+    )
+    assert "Rank 1: inside user load shard" in examine(run, now_ns=NOW_NS).hang.sentences[-1]
 
 
 def test_a_wait_that_the_group_has_had_before_is_no_hang() -> None:

@@ -201,6 +201,17 @@ def format_since_step(step: int, within: int) -> str:
     return f"about step {step} (± {within})" if within else f"step {step}"
 
 
+def beginning_as(finding: Finding, first: Finding) -> Finding:
+    """Return a finding with the begin of ``first``, an earlier look at the same."""
+    return replace(
+        finding,
+        since_step=first.since_step,
+        since_ns=first.since_ns,
+        since_within_steps=first.since_within_steps,
+        since_first_compared=first.since_first_compared,
+    )
+
+
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return what stops the job, what is slow, costliest first, then lost time, the largest part first, then the rest.
 

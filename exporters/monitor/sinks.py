@@ -29,6 +29,7 @@ from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.findings.finding import HANG, NOT_JUDGED, SILENT, Finding
 from commtrace.findings.status import CLEARED, JobView, LiveEvent, MonitorStatus
 from commtrace.live.http.redaction import http_reason, redacted_url
+from commtrace.live.monitoring.slow_now import MOST_MEMBERS
 from commtrace.live.rank import LiveRank
 from commtrace.recording.options import PAGERDUTY, SLACK
 from commtrace.trace.files.safe_files import open_to_append, replace_file
@@ -41,6 +42,8 @@ _MOST_SENTENCE: Final = 2_048
 _MOST_RANKS: Final = 256
 _MOST_HOSTS: Final = 16
 _MOST_NAME: Final = 64
+_MOST_STRETCHES: Final = 16
+_MOST_STEPS: Final = 256
 _MOST_FINDINGS_BYTES: Final = MOST_BYTES // 2
 """Leaves room for the rest of a reply."""
 
@@ -115,20 +118,37 @@ class FindingsSink:
             self._events.append(structs.replace(event, finding=finding, sentence=sentence))
         findings = tuple(map(_shortened, status.findings[:MOST_EVENTS]))
         told = MonitorFindings(findings, tuple(self._events), status.means)
-        while len(msgspec.json.encode(told)) > _MOST_FINDINGS_BYTES:  # the newest events and the first findings stay
-            told = structs.replace(told, events=told.events[1:], findings=told.findings[: len(told.events)])
-        self._store.publish_findings(told)
+        self._store.publish_findings(_fitting(told))
+
+
+def _fitting(told: MonitorFindings) -> MonitorFindings:
+    """Return what fits into a reply: old events are left out first, all but the newest, then the last findings."""
+    while len(msgspec.json.encode(told)) > _MOST_FINDINGS_BYTES:
+        if len(told.events) > 1:
+            told = structs.replace(told, events=told.events[1:])
+        elif len(told.findings) > 1:
+            told = structs.replace(told, findings=told.findings[:-1])
+        else:  # by the bounds of _shortened these two fit; the names of roles come from ranks
+            return structs.replace(told, means=None)
+    return told
 
 
 def _shortened(finding: Finding) -> Finding:
     # Half of a large job may be slow, and a message is bounded.
+    when = finding.occurrence
     return structs.replace(
         finding,
         ranks=finding.ranks[:_MOST_RANKS],
         hosts=tuple(host[:_MOST_NAME] for host in finding.hosts[:_MOST_HOSTS]),
-        members=tuple(structs.replace(member, host=member.host[:_MOST_NAME]) for member in finding.members),
+        members=tuple(
+            structs.replace(member, host=member.host[:_MOST_NAME]) for member in finding.members[:MOST_MEMBERS]
+        ),
+        stretches=finding.stretches[-_MOST_STRETCHES:],
+        # A part of the steps would be said to be all of them: then the mean cost of a step is told.
+        occurrence=None if when is not None and len(when.steps) > _MOST_STEPS else when,
         who=finding.who[: _MOST_SENTENCE // 4],
         evidence=finding.evidence[:_MOST_SENTENCE],
+        advice=finding.advice[:_MOST_SENTENCE],
     )
 
 

@@ -141,7 +141,7 @@ class DeviceCalls:
         unwaited = self._unwaited.setdefault(call.queue, deque())
         unwaited.append(call)
         if len(unwaited) > MOST_UNWAITED:
-            self._record_end(unwaited.popleft())
+            self._record_call(unwaited.popleft())
 
     def record_cpp_stall(self, call: DeviceCall, start: Mark, end: Mark, *, is_last: bool = True) -> None:
         """Record a stall of C++ on ``call`` and all earlier calls on the same stream; the stall is the last one's."""
@@ -155,7 +155,7 @@ class DeviceCalls:
             earlier.append(unwaited.popleft())
         for ended in reversed(earlier):  # The last one first: the others ended before it did.
             ended.waited_from, ended.end = start, end
-            self._record_end(ended)
+            self._record_call(ended)
         if is_last:
             tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
@@ -180,7 +180,7 @@ class DeviceCalls:
         calls = sorted((call for calls, _ in entries for call in calls), key=lambda call: call.id)
         for call in reversed(calls):  # The last one first: the others ended before it did.
             call.waited_from, call.end = start, end
-            self._record_end(call)
+            self._record_call(call)
         if calls:
             self._record_stall(calls[-1], start, end)
 
@@ -269,7 +269,7 @@ class DeviceCalls:
     def give_up(self, call: DeviceCall) -> None:
         """Record a call that nobody waited for: it has no end."""
         if not isinstance(call, CapturedCall):  # that has its end when its graph is captured
-            self._record_end(call)
+            self._record_call(call)
 
     def mark(self, device: int | None = None) -> Mark:
         return self._clock.mark(device)
@@ -400,7 +400,7 @@ class DeviceCalls:
         end = self._clock.mark(first.device)
         for call in calls:
             call.queue, call.end = call.queue.on_job_streams, end
-            self._record_end(call)
+            self._record_call(call)
         self._record_stall(first, first.launch.start, end)
 
     def _keep_pending(self, work: object, calls: tuple[DeviceCall, ...]) -> None:
@@ -412,7 +412,7 @@ class DeviceCalls:
     def _record_waits(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
         for call in calls:
             call.waited_from, call.end = start, end
-            self._record_end(call)
+            self._record_call(call)
         self._record_stall(calls[0], start, end)
 
     def _record_stall(self, call: DeviceCall, start: Mark, end: Mark) -> None:
@@ -423,7 +423,7 @@ class DeviceCalls:
         tracer.last_mark = end
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
-    def _record_end(self, call: DeviceCall) -> None:
+    def _record_call(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch.operation.is_p2p else schema.COLLECTIVE
         self._tracer.append((self.resolved.resolve, kind, call))
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from commtrace.analysis.clocks.time_of_day import clock_time
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
 from commtrace.findings.causes import JOB, OF_NO_RANK, RANKS, format_cause
-from commtrace.findings.finding import Finding, finding_id, format_since_step
+from commtrace.findings.finding import Finding, beginning_as, finding_id, format_since_step
 from commtrace.findings.formatting import format_duration
 from commtrace.findings.status import CHANGED, CLEARED, FOUND, LiveEvent
 
@@ -120,7 +120,7 @@ class StandingFindings:
         if known is not None:
             reported, windows = known.reported, known.windows + windows
             if not self._are_dated and (known.finding.since_ns or 0) < (seen.since_ns or 0):
-                seen = _beginning_as(seen, known.finding)
+                seen = beginning_as(seen, known.finding)
         if reported is not None:
             seen = replace(seen, id=reported.id)
             if _where(reported) != _where(seen):
@@ -137,16 +137,6 @@ def _free_id(finding: Finding, taken: Collection[str]) -> str:
     # Another one may have had these ranks when it was named, and still have their id.
     plain = finding_id(finding.kind, finding.place, finding.cause, finding.ranks)
     return next(one for number in count(1) if (one := plain if number == 1 else f"{plain}+{number}") not in taken)
-
-
-def _beginning_as(finding: Finding, first: Finding) -> Finding:
-    return replace(
-        finding,
-        since_step=first.since_step,
-        since_ns=first.since_ns,
-        since_within_steps=first.since_within_steps,
-        since_first_compared=first.since_first_compared,
-    )
 
 
 def _continued(known: Sequence[_Known], findings: Sequence[Finding]) -> list[_Known | None]:

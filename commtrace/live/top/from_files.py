@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from msgspec import structs
@@ -28,12 +28,13 @@ from commtrace.analysis.stragglers.lost_time import lost_time_of_steps
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.findings.causes import HOST, JOB, OF_DIVISION
-from commtrace.findings.finding import HANG, NOT_JUDGED, SLOW, Finding, ranked
+from commtrace.findings.finding import HANG, NOT_JUDGED, SLOW, Finding, beginning_as
 from commtrace.findings.finding import SILENT as SILENT_KIND
 from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.findings.progress import no_progress
 from commtrace.findings.status import MonitorStatus
 from commtrace.live.top.frame import BOTH, MONITOR, MOST_STEPS, PARTS, STEPS_SHOWN, Exposed, Frame, RankRow
+from commtrace.live.top.shown_findings import ShownFinding, ranked_once
 from commtrace.trace import schema
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.tail import Newest, RunTail
@@ -282,13 +283,6 @@ def _row(
     )
 
 
-class ShownFinding(NamedTuple):
-    """A finding, and who says so."""
-
-    finding: Finding
-    source: str  # one of frame.SOURCES
-
-
 def _from_monitor(monitor: MonitorStatus | None, now_ns: int) -> list[Finding]:
     # What is silent is told by the ranks' files, with the state of its process.
     is_old = monitor is None or _is_old(monitor, now_ns)
@@ -311,23 +305,12 @@ def _each_once(
         if closer is not None:
             rest.remove(closer)
             both.append(closer)
-            yield ShownFinding(_beginning_as(closer, one), BOTH)
+            yield ShownFinding(structs.replace(beginning_as(closer, one), id=one.id), BOTH)
         elif is_judged and one.kind == SLOW:
             yield ShownFinding(structs.replace(one, evidence=f"{one.evidence} {_NOT_SEEN}"), MONITOR)
         else:
             yield ShownFinding(one, MONITOR)
     yield from (ShownFinding(finding, STEPS_SHOWN) for finding in rest)
-
-
-def _beginning_as(finding: Finding, first: Finding) -> Finding:
-    return structs.replace(
-        finding,
-        id=first.id,
-        since_step=first.since_step,
-        since_ns=first.since_ns,
-        since_within_steps=first.since_within_steps,
-        since_first_compared=first.since_first_compared,
-    )
 
 
 def _is_same(one: Finding, other: Finding) -> bool:
@@ -342,18 +325,6 @@ def _is_same(one: Finding, other: Finding) -> bool:
     if HOST in (one.place, other.place) and one.host == other.host:
         return True
     return not {*one.ranks}.isdisjoint(other.ranks)
-
-
-def ranked_once(shown: Iterable[ShownFinding]) -> list[ShownFinding]:
-    """Return findings in the order of a list, each with an id of its own; the job makes no progress once."""
-    by_id: dict[str, ShownFinding] = {}
-    for one in shown:
-        number, free = 1, one.finding.id
-        while free in by_id:
-            number, free = number + 1, f"{one.finding.id}+{number + 1}"
-        if number == 1 or one.finding.kind != HANG:
-            by_id[free] = one._replace(finding=structs.replace(one.finding, id=free))
-    return [by_id[finding.id] for finding in ranked(one.finding for one in by_id.values())]
 
 
 def _notes(

@@ -30,12 +30,13 @@ from commtrace.analysis.stragglers.limits import SUMS
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.causes import CAUSES, HOST, LINK, LOSSES, NETWORK, PLACES, RANKS, STAGE, TENSOR_GROUP, advice
-from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, not_judged, ranked
+from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, not_judged
 from commtrace.findings.formatting import format_duration, format_ranks
 from commtrace.findings.progress import no_progress, stalled_after_ns
 from commtrace.live.http.deadline import Deadline
 from commtrace.live.http.redaction import http_reason, redacted_url
 from commtrace.live.top.frame import ALERT, METRICS, MONITOR, Exposed, Frame, RankRow
+from commtrace.live.top.shown_findings import ShownFinding, ranked_once
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 from commtrace.trace.spans import Int64
 
@@ -443,13 +444,15 @@ def frame_of_totals(
     all_steps, all_seconds = _steps(so_far), sum(one.seconds for one in so_far.values())
     least = round(min((one.steps for one in shown_totals.values() if one.steps), default=0))
     step_ns = round(float(np.median(steps_ns))) if steps_ns else None
-    shown = [(finding, MONITOR) for finding in _from_monitor(found, rows, step_ns)]
-    shown += [(finding, ALERT) for finding in _from_alerts(alerts) if not _is_named(finding, shown)]
-    shown += [(finding, METRICS) for finding in _from_work(shown_totals) if not _is_named(finding, shown)]
-    of_all = [] if len(rows) > 1 else [not_judged(RANKS, "One rank alone does not show who is slow.")]
+    shown = [ShownFinding(finding, MONITOR) for finding in _from_monitor(found, rows, step_ns)]
+    shown += [ShownFinding(finding, ALERT) for finding in _from_alerts(alerts) if not _is_named(finding, shown)]
+    shown += [ShownFinding(finding, METRICS) for finding in _from_work(shown_totals) if not _is_named(finding, shown)]
+    if len(rows) <= 1:
+        shown.append(ShownFinding(not_judged(RANKS, "One rank alone does not show who is slow."), METRICS))
     pausing = sorted(rank for rank, one in so_far.items() if one.is_pausing)
     if not pausing:
-        of_all += _stalled(rows, step_ns)
+        shown += [ShownFinding(finding, METRICS) for finding in _stalled(rows, step_ns)]
+    findings = ranked_once(shown)
     return Frame(
         source=source,
         time_ns=now_ns,
@@ -460,8 +463,8 @@ def frame_of_totals(
         before_ns=round(1e9 * all_seconds / all_steps) if all_steps else None,
         before="the mean of all steps so far",
         ranks=rows,
-        findings=ranked([*(finding for finding, _ in shown), *of_all]),
-        sources={**{finding.id: source for finding, source in shown}, **{one.id: METRICS for one in of_all}},
+        findings=tuple(shown.finding for shown in findings),
+        sources={shown.finding.id: shown.source for shown in findings},
         notes=tuple(_notes(rows, pausing)),
     )
 
@@ -511,7 +514,7 @@ def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
     return Exposed(exposed_ns, wait_ns, exposed_ns - wait_ns)
 
 
-def _is_named(finding: Finding, shown: Sequence[tuple[Finding, str]]) -> bool:
+def _is_named(finding: Finding, shown: Sequence[ShownFinding]) -> bool:
     return any(one.kind == SLOW and finding.rank in one.ranks for one, _ in shown)
 
 

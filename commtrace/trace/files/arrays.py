@@ -88,7 +88,7 @@ def numbers(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(values, kind, len(array), array.offset * np.dtype(kind).itemsize)
 
 
-def texts(array: pa.Array, rows: npt.NDArray[np.integer]) -> list[str | None]:
+def texts_of_rows(array: pa.Array, rows: npt.NDArray[np.integer]) -> list[str | None]:
     """Return these rows of an array of strings; equal ones are one object.
 
     The members of the world are 100 kB in a job of 16,384 ranks, and every rank records them. ``Array.take`` would
@@ -103,13 +103,13 @@ def texts(array: pa.Array, rows: npt.NDArray[np.integer]) -> list[str | None]:
     held = memoryview(data) if data is not None else memoryview(b"")
     bounds = zip(is_there(array)[rows].tolist(), ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
     known: dict[bytes, str] = {}
-    found: list[str | None] = []
+    texts: list[str | None] = []
     for there, begin, end in bounds:
         text = bytes(held[begin:end])
         if there and text not in known:
             known[text] = text.decode()
-        found.append(known[text] if there else None)
-    return found
+        texts.append(known[text] if there else None)
+    return texts
 
 
 def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:

@@ -16,8 +16,7 @@ from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.bounds import OUTSIDE
-from commtrace.trace.files.arrays import is_there, numbers
-from commtrace.trace.files.arrays import texts as texts_of
+from commtrace.trace.files.arrays import is_there, numbers, texts_of_rows
 from commtrace.trace.files.exactness import exact_ends, exact_starts
 from commtrace.trace.graphs import with_contents
 from commtrace.trace.hang_report import Activity
@@ -181,7 +180,7 @@ def _is_valid(column: pa.ChunkedArray) -> Bool:
 
 
 def _texts(column: pa.ChunkedArray, rows: Int64) -> list[str | None]:
-    return texts_of(column.chunk(0), rows) if column.num_chunks else []
+    return texts_of_rows(column.chunk(0), rows) if column.num_chunks else []
 
 
 def _read_marks(

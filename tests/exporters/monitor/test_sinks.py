@@ -23,7 +23,7 @@ from commtrace.config import Config, MonitorConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.monitor import sinks
 from commtrace.exporters.monitor.aggregator import Aggregator
-from commtrace.exporters.monitor.messages import MOST_BYTES, Reply, Report, WatchedJob, encoded
+from commtrace.exporters.monitor.messages import MOST_BYTES, MonitorFindings, Reply, Report, WatchedJob, encoded
 from commtrace.exporters.monitor.sinks import (
     FileSink,
     FindingsSink,
@@ -35,8 +35,8 @@ from commtrace.exporters.monitor.sinks import (
     slack_payload,
 )
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.findings.finding import Member
-from commtrace.findings.status import CLEARED, FOUND, LiveEvent
+from commtrace.findings.finding import Member, Occurrence, Stretch
+from commtrace.findings.status import CLEARED, FOUND, JobMeans, LiveEvent, MonitorStatus
 from commtrace.live.monitoring.standing import StandingFindings, cleared, found
 from commtrace.trace.json_values import fields_to_json
 from tests.json_reading import read_back
@@ -270,7 +270,8 @@ def test_a_finding_that_changes_stays_the_same_incident() -> None:
 def test_the_examples_of_the_documentation_are_what_is_sent() -> None:
     _, _, section = PAGE.read_text("utf-8").partition("\n## Webhook\n")
     shown = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)]
-    event = replace(SILENT, time_ns=1795425247 * SECOND)
+    at = 1795425247 * SECOND
+    event = replace(SILENT, time_ns=at, finding=silent_finding(3, since_ns=at - 12 * SECOND))
     incident = read_back(pagerduty_payload(event, "llm-7b", "0f3c6b0a4d6e4f5a9d7c1b2e8a7f6c5d"))
     incident["payload"]["custom_details"] = {}
     assert shown == [slack_payload(event, "llm-7b"), incident, json_payload(event, "llm-7b")]
@@ -425,20 +426,57 @@ def test_an_event_that_the_webhook_does_not_get_is_logged_without_control_charac
     assert caplog.text.count("the webhook is too slow") == 1
 
 
+@pytest.mark.parametrize("num_events", [0, 1, 50])
 @pytest.mark.parametrize("host", ["node0", "\x07" * 1_000])
-def test_what_ranks_are_told_fits_into_a_message_however_much_is_found(host: str) -> None:
+def test_what_ranks_are_told_fits_into_a_message_however_much_is_found(host: str, num_events: int) -> None:
     """Of a job of 4,096 ranks with as many slow ones, on hosts whose names take six bytes a letter in JSON."""
-    ranks = tuple(range(4_096))
-    members = tuple(Member(rank, host, 1e6) for rank in range(16))
+    ranks, long = tuple(range(4_096)), host * 99
     many = slow_finding(
-        ranks=ranks, members=members, hosts=tuple(f"{host}{rank}" for rank in ranks), who=host * 9, evidence=host * 99
+        ranks=ranks,
+        members=tuple(Member(rank, host, 1e6) for rank in range(100)),
+        hosts=tuple(f"{host}{rank}" for rank in ranks),
+        stretches=tuple(Stretch(step, step, 1e6) for step in range(9_000)),
+        occurrence=Occurrence(tuple(range(1_000_000, 1_009_000)), 10 * SECOND, 90_000),
+        who=host * 9,
+        evidence=long,
+        advice=long,
     )
     event = found(many, 8 * SECOND, "GPU")
-    told = MonitorStore(WatchedJob("run", 0, 4_096, SECONDS))
 
-    FindingsSink(told).alert([event] * 50, status(*[many] * 50))
+    told = asked_of_a_sink([event] * num_events, status(*[many] * 50))
 
-    findings = told.answer(Report(WatchedJob("run", 0, 4_096, SECONDS), report(0, 1), asks_findings=True)).findings
-    assert len(encoded(Reply(findings=findings))) < MOST_BYTES
-    assert (len(findings.events) > 0, len(findings.findings) > 0) == (True, True)
-    assert findings.findings[0].ranks == ranks[:256]
+    assert len(encoded(Reply(findings=told))) < MOST_BYTES
+    assert len(told.events) >= min(num_events, 1)
+    assert len(told.findings) >= (1 if num_events else 2)
+    assert told.findings[0].ranks == ranks[:256]
+    assert [(one.first, one.last) for one in told.findings[0].stretches] == [
+        (step, step) for step in range(8_984, 9_000)
+    ]
+    assert told.findings[0].occurrence is None, "some of the steps would be taken for all of them"
+
+
+def test_the_newest_events_stay_as_many_as_fit_beside_all_findings() -> None:
+    long = "\x07" * 2_048
+    events = [replace(SILENT, time_ns=number, sentence=long) for number in range(20)]
+    rare = Occurrence((7, 9), 3 * SECOND, 40)
+
+    told = asked_of_a_sink(events, status(*[slow_finding(rank, occurrence=rare) for rank in range(15)]))
+
+    assert [finding.rank for finding in told.findings] == [*range(15)]
+    assert told.findings[0].occurrence == rare
+    assert 1 < len(told.events) < 20
+    assert [event.time_ns for event in told.events] == [*range(20 - len(told.events), 20)]
+
+
+def test_roles_with_endless_names_do_not_keep_findings_from_ranks() -> None:
+    exposed = {"\x07" * 1_000 + str(number): 5 for number in range(16)}
+    means = JobMeans(3, 8, 100_000_000, {"\x07" * 1_000 + str(number): 5 for number in range(16)}, exposed)
+    told = asked_of_a_sink([SILENT], replace(status(slow_finding()), means=means))
+    assert (told.events, told.findings, told.means) == ((SILENT,), (slow_finding(),), None)
+
+
+def asked_of_a_sink(events: Sequence[LiveEvent], present: MonitorStatus) -> MonitorFindings:
+    """What a rank gets that asks after these events."""
+    store = MonitorStore(WatchedJob("run", 0, 4_096, SECONDS))
+    FindingsSink(store).alert(events, present)
+    return store.answer(Report(WatchedJob("run", 0, 4_096, SECONDS), report(0, 1), asks_findings=True)).findings

@@ -171,6 +171,18 @@ def test_ranks_of_other_stages_are_no_peers_and_an_alert_is_not_told_twice() -> 
     assert [(one.rank, frame.sources[one.id]) for one in frame.findings] == [(2, "alert")]
 
 
+def test_findings_with_one_id_are_told_apart_with_the_source_of_each() -> None:
+    """Two alerts and the metrics, none of which names its rank."""
+    found = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1) for rank in range(4)}
+    found["2"].labels = {"node": "n2", "pp": "0"}
+    frame = frame_of_totals("p", found, found, NOW, [{"node": "a"}, {"node": "b"}])
+    assert [(finding.id, finding.host, frame.sources[finding.id]) for finding in frame.findings] == [
+        ("slow/ranks/unknown+3", "n2", "metrics"),
+        ("slow/ranks/unknown", "a", "alert"),
+        ("slow/ranks/unknown+2", "b", "alert"),
+    ]
+
+
 def test_stages_that_nobody_told_are_no_peers() -> None:
     """Ranks 1 and 3 are last stages; of "found", the monitor has told who does the same work, and rank 3 is slow."""
     untold = {str(rank): totals(rank, 0.9 if rank % 2 else 0.45, 0.1) for rank in range(4)}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.trace.files.arrays import index_array, is_there, number_array, numbers, text_array, texts
+from commtrace.trace.files.arrays import index_array, is_there, number_array, numbers, text_array, texts_of_rows
 
 KINDS = [pa.int8(), pa.int32(), pa.int64()]
 
@@ -62,8 +62,8 @@ def test_numbers_of_which_some_are_missing(kind: pa.DataType, values: list[int |
 def test_texts_of_some_rows(kind: pa.DataType, values: list[str | None], first: int) -> None:
     array = pa.array(values, kind)[first:]
     rows = np.arange(len(array))[::-2]
-    assert texts(array, rows) == [array[int(row)].as_py() for row in rows]
-    assert texts(pa.nulls(2), np.array([1, 0])) == [None, None]
+    assert texts_of_rows(array, rows) == [array[int(row)].as_py() for row in rows]
+    assert texts_of_rows(pa.nulls(2), np.array([1, 0])) == [None, None]
 
 
 def test_columns_that_are_views_of_others() -> None:

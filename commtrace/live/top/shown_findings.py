@@ -1,0 +1,29 @@
+"""The findings of a frame with their sources: one list, whatever the frame is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec import structs
+
+from commtrace.findings.finding import HANG, Finding, ranked
+
+
+class ShownFinding(NamedTuple):
+    """A finding, and who says so."""
+
+    finding: Finding
+    source: str  # one of frame.SOURCES
+
+
+def ranked_once(shown: Iterable[ShownFinding]) -> list[ShownFinding]:
+    """Return findings in the order of a list, each with an id of its own; the job makes no progress once."""
+    by_id: dict[str, ShownFinding] = {}
+    for one in shown:
+        number, free = 1, one.finding.id
+        while free in by_id:
+            number, free = number + 1, f"{one.finding.id}+{number + 1}"
+        if number == 1 or one.finding.kind != HANG:
+            by_id[free] = one._replace(finding=structs.replace(one.finding, id=free))
+    return [by_id[finding.id] for finding in ranked(one.finding for one in by_id.values())]

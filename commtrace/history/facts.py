@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns, wall_clock_ns
 from commtrace.analysis.hangs.job_end import RUNNING, Count, EarlierAttempt, earlier_attempts, how_it_ended
+from commtrace.analysis.hangs.no_progress import find_quiet
 from commtrace.analysis.hangs.rank_state import FIRST_DATE_NS, Ending, find_endings
-from commtrace.findings.progress import stalled_after_ns
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.rank_files import rank_directory, segment_paths
@@ -150,10 +150,10 @@ def _facts(
 
 def _stalled(run: Run, last_step: int, step_ns: int | None, now_ns: int) -> str:
     """Return ``hangs since 2026-11-23 14:03:22 UTC`` if no step has ended for unusually long; else empty."""
-    since_ns = step_end_ns(run, last_step) if last_step >= 0 else None
-    if since_ns is None or step_ns is None or now_ns - since_ns < stalled_after_ns(step_ns):
-        return ""
-    return f"hangs since {date_and_time(since_ns)}"
+    if last_step >= 0 and step_end_ns(run, last_step) is None:
+        return ""  # some rank is ahead of the part that was read
+    quiet = find_quiet(run, now_ns, step_ns)
+    return "" if quiet is None or quiet.pauses else f"hangs since {date_and_time(quiet.since_ns)}"
 
 
 def fingerprint(directory: Path) -> str:

@@ -239,8 +239,8 @@ def hang_finding(
     ended_cleanly = sorted(trace.rank for trace in others.ended if not trace.exception)
     sentences = [
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks report it.",
-        *hang_findings(diagnosis),
-        *silence_findings(diagnosis, besides=roots[:MOST_ROOTS]),
+        *(statement.sentence for statement in hang_findings(diagnosis)),
+        *(statement.sentence for statement in silence_findings(diagnosis, besides=roots[:MOST_ROOTS])),
         *([f"{format_ranks(unheard).capitalize()} never reported: not started, or cut off."] if unheard else []),
         *([f"{format_ranks(ended_cleanly).capitalize()} ended cleanly."] if ended_cleanly else []),
         *_exceptions(others.raised),

@@ -148,7 +148,8 @@ MOST_LINKS: Final = 8
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NAMED_BY_KIND: Final = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
-_OF_FINDINGS: Final = ("id", "kind", "place", "cause", "cost_ns", "share", "gpu_hours_per_day", "since_step")
+_OF_FINDINGS: Final = ("id", "kind", "rank", "place", "cause", "cost_ns", "share", "gpu_hours_per_day", "since_step")
+_UNKNOWN: Final = {"rank": -1, "since_step": -1}
 
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -272,13 +273,13 @@ class _StepSpans:
         step, finding = self._exported.summary.step, event.finding
         attributes: Attributes = {
             "commtrace.finding": event.kind,
-            "commtrace.finding.rank": finding.rank,
-            "commtrace.finding.node": finding.host,
             "commtrace.finding.sentence": event.sentence,
         }
+        if finding.host:
+            attributes["commtrace.finding.node"] = finding.host
         for name in _OF_FINDINGS:
             value = getattr(finding, name)
-            if value is not None and value != "":
+            if value is not None and value != _UNKNOWN.get(name, ""):
                 attributes[f"commtrace.finding.{name}"] = value
         begins = finding.since_ns if event.kind == FOUND and finding.since_ns is not None else event.time_ns
         trace = trace_id(self._rank.run_id, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,12 @@ from commtrace.history.facts import RunFacts, facts_of, fingerprint, read_facts
 from commtrace.interchange.dumps.flight_recorder import import_flight_recorder
 from commtrace.synth import Job, synthesize
 from commtrace.trace.files.reader import load_run
+from commtrace.trace.hang_report import Activity, OpenPhase
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import RUNS
 from tests.history.factory import BEGIN_NS, write_run
 from tests.interchange.dumps.flight_recorder_files import gloo_hang
-from tests.trace.rows import mark, steps, write_rank
+from tests.trace.rows import Row, mark, steps, write_rank
 
 LATER_NS = BEGIN_NS + 3600 * 10**9
 
@@ -181,3 +183,53 @@ def test_a_running_job_of_which_no_step_ends_any_more_hangs() -> None:
 
     assert (facts(5).state, facts(5).ending) == ("running", "")
     assert (facts(60).state, facts(60).ending) == ("running", f"hangs since {date_and_time(ended_ns)}")
+
+
+def mark_at(second: int, name: str, detail: Any) -> Row:
+    return mark(name, detail)._replace(start=second * 10**9, end=second * 10**9)
+
+
+WRITES = mark_at(59, "left", {"has_left": False})
+"""A rank is not silent, and says nothing of its steps."""
+
+EVALUATES = Activity(open=(OpenPhase("evaluation", "evaluation", 10**9),)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("marks", "ending"),
+    [
+        pytest.param([], "hangs since 2023-11-14 22:13:20 UTC", id="none"),
+        pytest.param([mark_at(59, "progress", {"step": 20})], "", id="goes on with steps that are not recorded"),
+        pytest.param(
+            [mark_at(59, "activity", {**EVALUATES, "no_progress_ns": 0, "again_within_ns": 3 * 10**9})],
+            "",
+            id="evaluates",
+        ),
+    ],
+)
+def test_a_job_without_a_recorded_step_for_a_minute_may_go_on(tmp_path: Path, marks: list[Row], ending: str) -> None:
+    write_rank(tmp_path / "run", [*steps(0, 8), *marks, WRITES])
+
+    found = read_facts(tmp_path / "run", now_ns=BEGIN_NS + 60 * 10**9, ask=lambda process: RUNS)
+
+    assert (found.state, found.ending) == (RUNNING, ending)
+
+
+def test_a_rank_that_is_further_than_the_part_read_goes_on(tmp_path: Path) -> None:
+    goes_on = [one._replace(end=59 * 10**9) if one.step == 19 else one for one in steps(0, 20)]
+    write_rank(tmp_path / "run", [*steps(0, 8), WRITES], world_size=2)
+    write_rank(tmp_path / "run", goes_on, rank=1, world_size=2)
+
+    found = read_facts(tmp_path / "run", now_ns=BEGIN_NS + 60 * 10**9, ask=lambda process: RUNS)
+
+    assert (found.state, found.ending, found.last_step) == (RUNNING, "", 19)
+
+
+def test_a_job_of_which_no_step_is_recorded_hangs_as_well(tmp_path: Path) -> None:
+    reports = [mark_at(second, "progress", {"step": second}) for second in range(5)]  # its clock began at 5 ns
+    write_rank(tmp_path / "run", [*reports, WRITES])
+
+    def ending(seconds: int) -> str:
+        return read_facts(tmp_path / "run", now_ns=BEGIN_NS + seconds * 10**9, ask=lambda process: RUNS).ending
+
+    assert (ending(15), ending(60)) == ("", f"hangs since {date_and_time(BEGIN_NS + 4 * 10**9 - 5)}")

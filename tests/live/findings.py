@@ -6,8 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from commtrace.findings.finding import HANG, NOT_JUDGED, SILENT, SLOW, Finding, Member, finding_id
+from commtrace.findings.finding import HANG, NOT_JUDGED, SLOW, Finding, Member, finding_id
 from commtrace.findings.status import MonitorStatus
+from commtrace.live.monitoring.reporting import SILENT_WINDOWS, ReportingRanks
+from commtrace.live.monitoring.window import WindowReport
 
 SECOND = 1_000_000_000
 
@@ -30,11 +32,13 @@ def slow_finding(rank: int = 1, **changes: Any) -> Finding:
     return replace(finding, id=finding_id(finding.kind, finding.place, finding.cause, finding.ranks))
 
 
-def silent_finding(rank: int = 3) -> Finding:
-    return Finding(
-        id=finding_id(SILENT, "ranks", "", [rank]), kind=SILENT, place="ranks", who=f"rank {rank} on node0",
-        ranks=(rank,), hosts=("node0",), since_ns=SECOND, evidence=f"Rank {rank} on node0 is silent.",
-    )  # fmt: skip
+def silent_finding(rank: int = 3, since_ns: int = SECOND) -> Finding:
+    """A rank that was last heard at ``since_ns``, as the monitor says it."""
+    reporting, heard_at = ReportingRanks(1.0), since_ns / SECOND
+    reporting.hear(WindowReport(rank, "node0", 0, 1), heard_at)
+    reporting.changes(heard_at + SILENT_WINDOWS + 1.0)
+    (finding,) = reporting.findings
+    return finding
 
 
 def hang_finding(evidence: str = "Training has stopped.") -> Finding:

@@ -45,6 +45,13 @@ def elsewhere_words(member: Elsewhere) -> str:
     return f"rank {member.rank} of world {member.world}"
 
 
+class Statement(NamedTuple):
+    """A sentence, and the ranks to look at because of it."""
+
+    sentence: str
+    ranks: tuple[int, ...] = ()  # empty: the whole job
+
+
 class Heard(NamedTuple):
     """Wording for ranks without any record, and for the last report of silent ranks."""
 
@@ -287,57 +294,47 @@ def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[l
         limits: problems that are limits of the source of an imported run.
     """
     hosts = {one.rank: one.host for one in diagnosis.ranks}
-    first, stops = diagnosis.first_failure, diagnosis.hang.stops
-    roots = [root.rank for root in diagnosis.hang.chains.roots]
-    callers = [rank for stop in stops if stop.kind == UNEQUAL for rank in stop.arrived]
-    silent = [one.rank for one in _silent(diagnosis, ())]
-    of_sentences = [*([rank] for rank in silent[:_MOST_SILENT]), silent[_MOST_SILENT:]]
-    silences = zip(silence_findings(diagnosis), of_sentences, strict=False)
-    raised = [one.rank for one in diagnosis.ranks if one.exception or one.exit is not None]
-    setup = diagnosis.setup_hang
     notes = [*_notes(diagnosis)]
     # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
     problems: list[str] = []
     for problem in diagnosis.problems:
         (notes if problem in limits or OF_OTHER_RUNS in problem else problems).append(problem)
     told = (
-        (FAILED, _first_failure(diagnosis), first.ranks if first else ()),
-        (HANG, _hangs(diagnosis), roots),
-        (MISMATCH, _unequal_calls(stops), callers),
-        (HANG, [" ".join(_setup_findings(diagnosis))], setup.missing if setup else ()),
-        *((SILENT_RANKS, [sentence], ranks) for sentence, ranks in silences),
-        (FAILED, _uncaught(diagnosis), raised),
-        (RECORDING, _broken_off(diagnosis), ()),
-        (RECORDING, _gaps(diagnosis), ()),
-        (MISMATCH, _mismatches(diagnosis), ()),
-        (RECORDING, problems, ()),
+        (FAILED, _first_failure(diagnosis)),
+        (HANG, _hangs(diagnosis)),
+        (MISMATCH, _unequal_calls(diagnosis.hang.stops)),
+        (HANG, _setup_hang(diagnosis)),
+        (SILENT_RANKS, silence_findings(diagnosis)),
+        (FAILED, _uncaught(diagnosis)),
+        (RECORDING, map(Statement, _broken_off(diagnosis))),
+        (RECORDING, map(Statement, _gaps(diagnosis))),
+        (MISMATCH, map(Statement, _mismatches(diagnosis))),
+        (RECORDING, map(Statement, problems)),
     )
-    findings = [
-        _finding(kind, sentence, ranks, hosts) for kind, sentences, ranks in told for sentence in sentences if sentence
-    ]
+    findings = [_finding(kind, statement, hosts) for kind, statements in told for statement in statements]
     return [*with_own_ids(findings)], notes
 
 
-def _finding(kind: Kind, sentence: str, ranks: Iterable[int], hosts: Mapping[int, str]) -> Finding:
-    named = tuple(ranks)
+def _finding(kind: Kind, statement: Statement, hosts: Mapping[int, str]) -> Finding:
+    ranks = statement.ranks
     return Finding(
-        id=finding_id(kind, RANKS if named else JOB, "", named),
+        id=finding_id(kind, RANKS if ranks else JOB, "", ranks),
         kind=kind,
-        place=RANKS if named else JOB,
-        who=format_ranks(named) if named else "the job",
-        ranks=named,
-        hosts=tuple(dict.fromkeys(hosts[rank] for rank in named if hosts.get(rank))),
-        evidence=sentence,
+        place=RANKS if ranks else JOB,
+        who=format_ranks(ranks) if ranks else "the job",
+        ranks=ranks,
+        hosts=tuple(dict.fromkeys(hosts[rank] for rank in ranks if hosts.get(rank))),
+        evidence=statement.sentence,
     )
 
 
-def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
-    """Yield sentences on what hangs, and on calls that only some ranks made."""
+def hang_findings(diagnosis: Diagnosis) -> Iterable[Statement]:
+    """Yield what hangs, and the calls that only some ranks made."""
     yield from _hangs(diagnosis)
     yield from _unequal_calls(diagnosis.hang.stops)
 
 
-def _hangs(diagnosis: Diagnosis) -> Iterable[str]:
+def _hangs(diagnosis: Diagnosis) -> Iterable[Statement]:
     stops = diagnosis.hang.stops
     hung = [stop for stop in stops if stop.kind == HUNG]
     roots = [root.rank for root in diagnosis.hang.chains.roots]
@@ -345,24 +342,26 @@ def _hangs(diagnosis: Diagnosis) -> Iterable[str]:
     awaited = _awaited_elsewhere(hung)
     if cycles:
         places = " and ".join(place_words(stops[position]) for position in cycles[0])
-        yield f"Deadlock: {len(cycles[0])} communications wait for each other: {places}."
+        yield Statement(f"Deadlock: {len(cycles[0])} communications wait for each other: {places}.")
     elif hung and (roots or awaited):
         waits = "communication waits" if len(hung) == 1 else "communications wait"
         ends = " and ".join([*([format_ranks(roots)] if roots else []), *awaited])
-        yield f"The job hangs: {len(hung)} {waits} in the end for {ends}."
+        yield Statement(f"The job hangs: {len(hung)} {waits} in the end for {ends}.", tuple(roots))
     elif hung and len(hung[0].operations) > 1:
         called = "; ".join(f"{operation} by {format_ranks(own)}" for operation, own in hung[0].operations.items())
-        yield f"The job hangs at {place_words(hung[0])}, as which its members called different operations: {called}."
+        place = place_words(hung[0])
+        yield Statement(f"The job hangs at {place}, as which its members called different operations: {called}.")
     elif hung:
-        yield f"The job hangs in a communication at which all members have arrived: {place_words(hung[0])}."
+        place = place_words(hung[0])
+        yield Statement(f"The job hangs in a communication at which all members have arrived: {place}.")
 
 
-def _unequal_calls(stops: Sequence[Stop]) -> Iterable[str]:
+def _unequal_calls(stops: Sequence[Stop]) -> Iterable[Statement]:
     for stop in stops:
         if stop.kind == UNEQUAL:
             missing = format_ranks(one.rank for one in stop.missing)
             callers = format_ranks(stop.arrived).capitalize()
-            yield f"{callers} called {place_words(stop)}; {missing} never did."
+            yield Statement(f"{callers} called {place_words(stop)}; {missing} never did.", tuple(stop.arrived))
 
 
 def _awaited_elsewhere(hung: Sequence[Stop]) -> list[str]:
@@ -376,18 +375,21 @@ def _awaited_elsewhere(hung: Sequence[Stop]) -> list[str]:
     return words if len(words) == 1 else [f"one of {', '.join(words)}"]
 
 
-def _setup_findings(diagnosis: Diagnosis) -> Iterable[str]:
-    if diagnosis.setup_hang is not None:
-        yield from setup_findings(diagnosis.setup_hang, {one.rank: one.state for one in diagnosis.ranks})
+def _setup_hang(diagnosis: Diagnosis) -> Iterable[Statement]:
+    hang = diagnosis.setup_hang
+    sentences = [*setup_findings(hang, {one.rank: one.state for one in diagnosis.ranks})] if hang is not None else []
+    if hang is not None and sentences:
+        yield Statement(" ".join(sentences), tuple(hang.missing))
 
 
-def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[str]:
+def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[Statement]:
     """Yield the ranks that are silent though others write or their process lives, but for those ``besides``."""
     silent = _silent(diagnosis, besides)
     for one in silent[:_MOST_SILENT]:
-        yield silence_words(one)
+        yield Statement(silence_words(one), (one.rank,))
     if len(silent) > _MOST_SILENT:
-        yield f"So did {format_ranks(one.rank for one in silent[_MOST_SILENT:])}."
+        others = tuple(one.rank for one in silent[_MOST_SILENT:])
+        yield Statement(f"So did {format_ranks(others)}.", others)
 
 
 def _silent(diagnosis: Diagnosis, besides: Sequence[int]) -> list[ExaminedRank]:
@@ -396,35 +398,32 @@ def _silent(diagnosis: Diagnosis, besides: Sequence[int]) -> list[ExaminedRank]:
     return sorted(silent, key=lambda one: -(one.behind_ns or 0))
 
 
-def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
+def _first_failure(diagnosis: Diagnosis) -> Iterable[Statement]:
     first = diagnosis.first_failure
-    if first is None:
-        return
+    if first is not None:
+        yield Statement(_first_words(diagnosis, first), tuple(first.ranks))
+
+
+def _first_words(diagnosis: Diagnosis, first: FirstFailure) -> str:
     own = [one for one in diagnosis.ranks if one.rank in first.ranks]
     if first.ended:
-        yield _left_early(diagnosis, first)
-        return
+        return _left_early(diagnosis, first)
     if len(own) < len(first.ranks):
-        yield _unheard(first, own)
-        return
+        return _unheard(first, own)
     if first.ahead_ns is not None:
-        yield _ended_first(first, own)
-        return
+        return _ended_first(first, own)
     if len(own) > 1:
-        yield _several_first(first, own)
-        return
+        return _several_first(first, own)
     device = f" ({own[0].device_uuid})" if own[0].device_uuid else ""
     who = f"Failed first: rank {own[0].rank} on {own[0].host}{device}"
     if own[0].exit is not None:
-        yield f"{who}, which {exit_words(own[0].exit)}; its log says why.{_cut_off(first, 'it was')}"
-        return
+        return f"{who}, which {exit_words(own[0].exit)}; its log says why.{_cut_off(first, 'it was')}"
     if first.raised:
-        yield f"{who}, with {exception_words(own[0])}; its message is in the log."
-        return
+        return f"{who}, with {exception_words(own[0])}; its message is in the log."
     cut_off = _cut_off(first, "it was")
     # A rank that was suspended, or held its interpreter, until all were killed leaves the same.
     frozen = ", or frozen until all were killed" if own[0].state == SILENT and not first.cut_off else ""
-    yield (
+    return (
         f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
         f"{_exclusion(own[0])}"
     )
@@ -506,20 +505,21 @@ def _exclusion(rank: ExaminedRank) -> str:
     return f" Until it is known why, keep its node out of the next job: {rank.exclude_nodes}."
 
 
-def _uncaught(diagnosis: Diagnosis) -> Iterable[str]:
+def _uncaught(diagnosis: Diagnosis) -> Iterable[Statement]:
     first = diagnosis.first_failure.ranks if diagnosis.first_failure else ()
     raised: dict[str, list[int]] = {}
     for one in diagnosis.ranks:
         if one.exception and one.rank not in first:
             raised.setdefault(exception_words(one), []).append(one.rank)
     for exception, own in raised.items():
-        yield f"{format_ranks(own).capitalize()} ended with {exception}: its message is in the log."
+        who = format_ranks(own).capitalize()
+        yield Statement(f"{who} ended with {exception}: its message is in the log.", tuple(own))
     exits: dict[str, list[int]] = {}
     for one in diagnosis.ranks:
         if one.exit is not None and one.rank not in first:
             exits.setdefault(exit_words(one.exit), []).append(one.rank)
     for call, own in exits.items():
-        yield f"{format_ranks(own).capitalize()} {call}."
+        yield Statement(f"{format_ranks(own).capitalize()} {call}.", tuple(own))
 
 
 def _broken_off(diagnosis: Diagnosis) -> Iterable[str]:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +15,12 @@ from msgspec.structs import replace
 from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.job_end import RUNNING, end_words, how_it_ended
+from commtrace.analysis.hangs.no_progress import find_quiet, latest_advance_ns
 from commtrace.analysis.hangs.rank_state import find_endings
+from commtrace.analysis.steps.progress import last_ended_step
 from commtrace.errors import CommtraceError
 from commtrace.findings.finding import FAILED, HANG, SILENT, STOPS, Finding
-from commtrace.findings.progress import no_progress, stalled_after_ns
+from commtrace.findings.progress import no_progress
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_newest
 from commtrace.trace.processes import AskProcess, unknown_process
@@ -56,24 +58,20 @@ def state_of_job(recorded: Run, *, now_ns: int, ask: AskProcess = unknown_proces
     endings = find_endings(run, now_ns, ask)
     state, ending = how_it_ended(endings)
     last_step, since_ns = _last_step(run)
-    findings = [finding for finding in diagnosis.findings if finding.kind in _TOLD]
+    findings = [
+        replace(finding, since_step=last_step, since_ns=since_ns) if finding.kind == HANG else finding
+        for finding in diagnosis.findings
+        if finding.kind in _TOLD
+    ]
     if state == RUNNING and all(finding.kind not in STOPS for finding in findings):
-        findings = [*_stalled(run, now_ns, since_ns), *findings]
-    hangs = any(finding.kind == HANG for finding in findings)
+        findings = [*_stalled(run, now_ns), *findings]
+    hang = next((finding for finding in findings if finding.kind == HANG), None)
     way = f"See where each rank is: commtrace doctor {recorded.path}"
-    told = tuple(
-        replace(
-            finding,
-            advice=finding.advice or way,
-            since_step=last_step if finding.kind == HANG else finding.since_step,
-            since_ns=since_ns if finding.kind == HANG else finding.since_ns,
-        )
-        for finding in findings
-    )
-    if hangs and state == RUNNING:
-        since = "" if since_ns is None else f" since {date_and_time(since_ns)}"
+    told = tuple(replace(finding, advice=finding.advice or way) for finding in findings)
+    if hang is not None and state == RUNNING:
+        since = "" if hang.since_ns is None else f" since {date_and_time(hang.since_ns)}"
         return JobState(HANGING, f"{HANGING}{since}", told)
-    return JobState(state, f"hung, {end_words(state, ending)}" if hangs else end_words(state, ending), told)
+    return JobState(state, f"hung, {end_words(state, ending)}" if hang else end_words(state, ending), told)
 
 
 def _newest(recorded: Run) -> Run:
@@ -86,25 +84,22 @@ def _newest(recorded: Run) -> Run:
 
 
 def _last_step(run: Run) -> tuple[int, int | None]:
-    """Return the last step that ended on all ranks, and its end, epoch; −1 and None without one."""
-    steps = [trace.spans.step[trace.spans.kind == schema.STEP] for trace in run.ranks.values()]
-    last = min((int(own.max()) if len(own) else -1 for own in steps), default=-1)
-    return last, step_end_ns(run, last) if last >= 0 else None
+    """Return the last step that ended on all ranks, and its end, epoch; −1 and None without one.
+
+    Of one that was not recorded, the time is that at which a rank was last known to go on.
+    """
+    last = min((last_ended_step(trace) for trace in run.ranks.values()), default=-1)
+    if last < 0:
+        return last, None
+    if any((trace.spans.step[trace.spans.kind == schema.STEP] == last).any() for trace in run.ranks.values()):
+        return last, step_end_ns(run, last)
+    return last, latest_advance_ns(run)
 
 
-def _stalled(run: Run, now_ns: int, since_ns: int | None) -> Iterator[Finding]:
+def _stalled(run: Run, now_ns: int) -> Iterator[Finding]:
     """Yield that no step ends, if none has for unusually long."""
-    durations: Sequence[int] = sorted(
-        ns
-        for trace in run.ranks.values()
-        for ns in (trace.spans.end - trace.spans.start)[trace.spans.kind == schema.STEP].tolist()
-    )
-    if since_ns is None or not durations:
+    quiet = find_quiet(run, now_ns)
+    if quiet is None or quiet.pauses:
         return
-    usual_ns, quiet_ns = int(durations[len(durations) // 2]), now_ns - since_ns
-    if quiet_ns >= stalled_after_ns(usual_ns):
-        last_steps = {
-            rank: int(trace.spans.step[trace.spans.kind == schema.STEP].max(initial=-1))
-            for rank, trace in run.ranks.items()
-        }
-        yield no_progress(since_ns, quiet_ns, usual_ns, last_steps, str(run.path))
+    last_steps = {rank: step for rank, trace in run.ranks.items() if (step := last_ended_step(trace)) >= 0}
+    yield no_progress(quiet.since_ns, now_ns - quiet.since_ns, quiet.step_ns, last_steps, str(run.path))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final
+from itertools import groupby, pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection import StepRange
@@ -52,23 +53,54 @@ def _durations(trace: RankTrace) -> np.ndarray:
     rows = trace.spans.kind == schema.STEP
     if rows.any():
         return np.asarray(trace.spans.end[rows] - trace.spans.start[rows], np.float64)
-    reports = trace.progress
-    pairs = [(b, a) for a, b in pairwise(reports) if b[0] > a[0]]
-    return np.array([(b[1] - a[1]) / (b[0] - a[0]) for b, a in pairs], np.float64)
+    advances = _advances(trace)
+    # When the first of them began is not known: only of two steps or more is it no great error.
+    first_is_long = len(advances) > 1 and advances[1].step - advances[0].step > 1
+    pairs = pairwise(advances if first_is_long else advances[1:])
+    return np.array([(b.at - a.at) / (b.step - a.step) for a, b in pairs if b.step > a.step], np.float64)
+
+
+class _Advance(NamedTuple):
+    at: int  # ns of the rank's own clock
+    step: int
+
+
+def _advances(trace: RankTrace) -> list[_Advance]:
+    """Return the steps that the rank is known to have come to, in order of time, each when that was first reported.
+
+    These are the reports of steps that are not recorded, which come again while a step lasts, and the step after the
+    last recorded one.
+    """
+    reports = [_Advance(at, step) for step, at in trace.progress]
+    rows = np.flatnonzero(trace.spans.kind == schema.STEP)
+    if len(rows):
+        last = rows[np.argmax(trace.spans.end[rows])]
+        ended, ended_at = int(trace.spans.step[last]), int(trace.spans.end[last])
+        # Until the next step begins, the one that has ended is reported.
+        reports = [report for report in reports if report.step != ended or report.at < ended_at]
+        reports.append(_Advance(ended_at, ended + 1))
+    return [next(same) for _, same in groupby(sorted(reports), key=lambda report: report.step)]
 
 
 def _last_report(trace: RankTrace) -> tuple[int, int] | None:
-    """Return the rank's latest step, and the time of that, epoch ns."""
-    rows = np.flatnonzero(trace.spans.kind == schema.STEP)
-    reported = list(trace.progress)
-    if len(rows):
-        last = rows[np.argmax(trace.spans.step[rows])]
-        reported.append((int(trace.spans.step[last]) + 1, int(trace.spans.end[last])))
-    if not reported:
+    """Return the rank's latest step, after a rollback a lower one than before, and its last report, epoch ns."""
+    advances = _advances(trace)
+    if not advances:
         return None
-    step, at = max(reported)
-    anchor = (trace.metadata.anchor, *trace.anchors)[-1]
-    return step, at - anchor.monotonic_ns + anchor.realtime_ns
+    latest_ns = max([advances[-1].at, *(at for _, at in trace.progress)])
+    return advances[-1].step, wall_clock_ns(trace, latest_ns)
+
+
+def last_advance_ns(trace: RankTrace) -> int | None:
+    """Return when the rank was last known to come to another step, epoch ns; None without any step."""
+    advances = _advances(trace)
+    return wall_clock_ns(trace, advances[-1].at) if advances else None
+
+
+def last_ended_step(trace: RankTrace) -> int:
+    """Return the last step that the rank ended, whether recorded or not; −1 if none is known."""
+    advances = _advances(trace)
+    return advances[-1].step - 1 if advances else -1
 
 
 def unreached_steps(run: Run) -> str | None:

@@ -13,15 +13,15 @@ from msgspec import structs
 
 from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.clocks.time_of_day import wall_clock_ns
+from commtrace.analysis.hangs.no_progress import Quiet, find_quiet
 from commtrace.analysis.hangs.rank_state import ENDED, SILENT, STOPPED, Ending, find_endings
-from commtrace.analysis.matching.arrivals import reports_activity
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.observed_steps import ObservedProgram
 from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, separate_attempts
 from commtrace.analysis.steps.inference import infer_steps
+from commtrace.analysis.steps.progress import last_ended_step
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.list_of_findings import with_lost_time
 from commtrace.analysis.stragglers.lost_time import lost_time_of_steps
@@ -31,7 +31,7 @@ from commtrace.findings.causes import HOST, JOB, OF_DIVISION
 from commtrace.findings.finding import HANG, NOT_JUDGED, SLOW, Finding, beginning_as
 from commtrace.findings.finding import SILENT as SILENT_KIND
 from commtrace.findings.formatting import format_duration, format_ranks
-from commtrace.findings.progress import no_progress, stalled_after_ns
+from commtrace.findings.progress import no_progress
 from commtrace.findings.status import MonitorStatus
 from commtrace.live.top.frame import BOTH, MONITOR, MOST_STEPS, PARTS, STEPS_SHOWN, Exposed, Frame, RankRow
 from commtrace.live.top.shown_findings import ShownFinding, ranked_once
@@ -45,8 +45,6 @@ from commtrace.trace.selection import StepRange
 
 MONITOR_FILE: Final = "monitor.json"
 _NOT_SEEN: Final = "Not, or no longer, in the steps shown."
-_PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation": "evaluation"}
-"""Phases in which no step ends."""
 
 _OLD_MONITOR_NS: Final = 60_000_000_000
 _MOST_REPEATED: Final = 3
@@ -135,11 +133,13 @@ def make_frame(
         _row(trace, newest.last_steps.get(rank, -1), endings[rank], by_rank.get(rank), waits.get(rank), used)
         for rank, trace in run.ranks.items()
     ]
-    usual_ns = step_ns or _median(before)
-    last_end_ns = _stalled_since(run, endings, usual_ns, now_ns)
-    if last_end_ns is not None and not _pauses(run):
-        last_steps = {row.rank: row.last_step for row in rows if row.last_step >= 0}
-        by_steps = (no_progress(last_end_ns, now_ns - last_end_ns, usual_ns, last_steps, str(run.path)), *by_steps)
+    has_ended = all(ending.state in (ENDED, STOPPED) for ending in endings.values())
+    quiet = None if has_ended else find_quiet(run, now_ns, step_ns or _median(before))
+    if quiet is not None and not quiet.pauses:
+        latest = {row.rank: max(row.last_step, last_ended_step(run.ranks[row.rank])) for row in rows}
+        last_steps = {rank: step for rank, step in latest.items() if step >= 0}
+        stops = no_progress(quiet.since_ns, now_ns - quiet.since_ns, quiet.step_ns, last_steps, str(run.path))
+        by_steps = (stops, *by_steps)
     findings = ranked_once(_each_once(_from_monitor(monitor, now_ns), by_steps, is_judged=is_judged))
     return Frame(
         source=str(run.path),
@@ -156,7 +156,7 @@ def make_frame(
         ranks=tuple(rows),
         findings=tuple(shown.finding for shown in findings),
         sources={shown.finding.id: shown.source for shown in findings},
-        notes=tuple(_notes(run, rows, endings, steps, analysis, usual_ns, last_end_ns, now_ns, monitor)),
+        notes=tuple(_notes(run, rows, endings, steps, analysis, quiet, now_ns, monitor)),
     )
 
 
@@ -333,19 +333,18 @@ def _notes(
     endings: Mapping[int, Ending],
     steps: StepRange | None,
     analysis: Analysis | None,
-    step_ns: int | None,
-    last_end_ns: int | None,
+    quiet: Quiet | None,
     now_ns: int,
     monitor: MonitorStatus | None,
 ) -> Iterator[str]:
     silent = [rank for rank, ending in endings.items() if ending.state == SILENT]
     if silent:
-        quiet = max(endings[rank].behind_ns or 0 for rank in silent)
+        longest = max(endings[rank].behind_ns or 0 for rank in silent)
         dead = [rank for rank in silent if endings[rank].process == GONE]
         why = f"; the process of {format_ranks(dead)} is gone" if dead else ""
         suspended = [rank for rank in silent if endings[rank].process == SUSPENDED]
         why += f"; that of {format_ranks(suspended)} is suspended (SIGSTOP or a debugger)" if suspended else ""
-        yield f"SILENT: {format_ranks(silent)} wrote nothing for {format_duration(quiet)}{why}."
+        yield f"SILENT: {format_ranks(silent)} wrote nothing for {format_duration(longest)}{why}."
     if all(ending.state == ENDED for ending in endings.values()):
         yield "The run has ended: these are its last steps."
     elif stopped := [rank for rank, ending in endings.items() if ending.state == STOPPED]:
@@ -353,9 +352,9 @@ def _notes(
             f"STOPPED: no rank writes any more, and {format_ranks(stopped)} did not end cleanly: killed or crashed. "
             f"See commtrace doctor {run.path}"
         )
-    elif last_end_ns is not None and (pauses := _pauses(run)):
-        usual = f" (a step takes {format_duration(step_ns)})" if step_ns else ""
-        yield f"No step has ended for {format_duration(now_ns - last_end_ns)}{usual}: {pauses}"
+    elif quiet is not None and quiet.pauses:
+        usual = f"a step takes {format_duration(quiet.step_ns)}"
+        yield f"No step has ended for {format_duration(now_ns - quiet.since_ns)} ({usual}): {quiet.pauses}"
     yield from _attempts(run, steps)
     if steps is None:
         yield "No step has ended on all ranks yet, or nothing marks steps: with commtrace.step(i): …"
@@ -372,27 +371,3 @@ def _notes(
     if monitor is not None and _is_old(monitor, now_ns):
         yield f"The monitor last reported {format_duration(now_ns - monitor.time_ns)} ago."
     yield from run.problems
-
-
-def _pauses(run: Run) -> str:
-    ranks: dict[str, list[int]] = {}
-    for rank, trace in run.ranks.items():
-        open_kinds = (
-            {phase.kind for phase in trace.activity.open} if trace.activity and reports_activity(trace) else set()
-        )
-        for kind, words in _PAUSES.items():
-            if kind in open_kinds:
-                ranks.setdefault(words, []).append(rank)
-    return ", ".join(f"{words} on {format_ranks(own)}" for words, own in ranks.items())
-
-
-def _stalled_since(run: Run, endings: Mapping[int, Ending], step_ns: int | None, now_ns: int) -> int | None:
-    """Return when the last step of any rank ended, epoch ns; None if that is no longer ago than usual."""
-    ends = [
-        wall_clock_ns(trace, int(trace.spans.end[own].max()))
-        for trace in run.ranks.values()
-        if (own := trace.spans.kind == schema.STEP).any()
-    ]
-    if not ends or not any(ending.state not in (ENDED, STOPPED) for ending in endings.values()):
-        return None
-    return max(ends) if now_ns - max(ends) > stalled_after_ns(step_ns or 0) else None

@@ -430,6 +430,21 @@ def test_a_rank_that_had_been_silent_for_longer_than_any_healthy_one_comes_befor
     assert "Rank 1 called os._exit(1) at train.py:31 main." in said(diagnosis.findings)
 
 
+def test_each_exception_has_the_ranks_that_it_ended() -> None:
+    whole = group("world", 0, 1, 2, 3, 4)
+    rows = {rank: done({whole: 5}) for rank in whole.ranks}
+    raised = {0: "RuntimeError", 2: "RuntimeError", 3: "KeyError"}
+    run = exited(stopped_run(rows, [whole], closed=[0, 2, 3], exceptions=raised, last={1: 80}), {4: EXIT})
+    found = [finding for finding in examine(run, now_ns=NOW_NS).findings if finding.kind == "failed"]
+
+    assert [(finding.evidence.partition(":")[0], finding.ranks, finding.id) for finding in found] == [
+        ("Failed first", (1,), "failed/ranks/1"),
+        ("Ranks 0, 2 ended with an uncaught RuntimeError", (0, 2), "failed/ranks/0"),
+        ("Rank 3 ended with an uncaught KeyError", (3,), "failed/ranks/3"),
+        ("Rank 4 called os._exit(1) at train.py", (4,), "failed/ranks/4"),
+    ]
+
+
 def test_a_rank_that_its_peer_saw_end_comes_before_the_os_exit_of_that_peer() -> None:
     run = exited(two_that_end(), {1: EXIT})
     run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(PeerLook(99 * SECOND, (0,)),))})

@@ -296,6 +296,18 @@ def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
     )
 
 
+def test_the_root_of_another_hang_is_no_part_of_a_deadlock() -> None:
+    deadlock, made = circle(blocking=True), group("dp", 2, 3)
+    rows = {2: done({made: 2}), 3: done({made: 2})}
+    beside = stopped_run(rows, [made], in_flight={2: [flight(made, 2)]}, world_size=4)
+    diagnosis = examine(replace(deadlock, ranks={**deadlock.ranks, **beside.ranks}), now_ns=NOW_NS)
+
+    assert [root.rank for root in diagnosis.hang.chains.roots] == [3]
+    (finding,) = (finding for finding in diagnosis.findings if finding.kind == "hang")
+    assert finding.evidence.startswith("Deadlock: 2 communications wait for each other: ")
+    assert (finding.who, finding.ranks) == ("the job", ())
+
+
 def test_a_wait_in_a_deadlock_is_not_called_usual() -> None:
     """The first message of a pair may take long: while a job runs, it would be no hang by itself."""
     run = stopped_run(
@@ -391,6 +403,27 @@ def test_ranks_that_ended_after_unequally_many_are_reported() -> None:
     assert said(examine(run, now_ns=NOW_NS).findings) == [
         "Rank 0 called seq 5 of the tp group of ranks 0–1; rank 1 never did."
     ]
+
+
+def test_each_unequal_call_has_the_ranks_that_made_it() -> None:
+    rows = {0: done({TP: 6}), 1: done({TP: 5}), 2: done({RIGHT: 5}), 3: done({RIGHT: 6})}
+    diagnosis = examine(stopped_run(rows, [TP, RIGHT], closed=[0, 1, 2, 3]), now_ns=NOW_NS)
+
+    assert [(finding.evidence, finding.who, finding.ranks, finding.id) for finding in diagnosis.findings] == [
+        ("Rank 0 called seq 5 of the tp group of ranks 0–1; rank 1 never did.", "rank 0", (0,), "mismatch/ranks/0"),
+        ("Rank 3 called seq 5 of the tp group of ranks 2–3; rank 2 never did.", "rank 3", (3,), "mismatch/ranks/3"),
+    ]
+
+
+def test_each_silent_rank_has_a_finding_and_those_after_four_have_one() -> None:
+    now = NOW_NS - 3600 * SECOND
+    rows = {rank: done({TP: 5}) if rank < 2 else [] for rank in range(7)}
+    diagnosis = examine(stopped_run(rows, [TP], last={rank: 10 * rank for rank in range(1, 7)}), now_ns=now)
+    silent = [finding for finding in diagnosis.findings if finding.kind == "silent"]
+
+    assert [finding.ranks for finding in silent] == [(1,), (2,), (3,), (4,), (5, 6)]
+    assert [finding.who for finding in silent] == ["rank 1", "rank 2", "rank 3", "rank 4", "ranks 5–6"]
+    assert silent[-1].evidence == "So did ranks 5–6."
 
 
 def test_a_hang_in_steps_that_are_not_recorded_is_found_by_the_numbers() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import pytest
 
-from commtrace.analysis.steps.progress import find_progress, unreached_steps
+from commtrace.analysis.steps.progress import find_progress, last_advance_ns, last_ended_step, unreached_steps
 from commtrace.analysis.summary import summarise
 from commtrace.trace.run import Run
 from tests.factory import EPOCH_NS, make_run, span
 
 MS = 1_000_000
+
+Reports: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def steps(last: int, length: int = 100 * MS) -> list[dict[str, object]]:
@@ -36,6 +40,51 @@ def test_a_rank_that_records_nothing_now_tells_where_it_is() -> None:
     progress = find_progress(run, EPOCH_NS + 11_000 * MS)
 
     assert (progress.latest, progress.step_ns) == (155, 200 * MS)
+
+
+def test_a_rank_that_is_still_in_its_step_has_not_gone_on_since() -> None:
+    run = make_run({0: []}, closed=False, progress=((100, 0), (150, 10_000 * MS), (150, 20_000 * MS)))
+    progress = find_progress(run, EPOCH_NS + 21_000 * MS)
+
+    assert (progress.latest, progress.age_ns) == (155, 1_000 * MS)
+
+
+@pytest.mark.parametrize(
+    ("reports", "step_ns"),
+    [
+        pytest.param(((5, 0), (6, 10), (7, 20)), 10_000 * MS, id="each in another step"),
+        pytest.param(((5, 0), (5, 10), (5, 20), (6, 30), (6, 40), (6, 50), (7, 60)), 30_000 * MS, id="again and again"),
+        pytest.param(((5, 0), (6, 10), (6, 20)), None, id="the first one may have begun long before"),
+        pytest.param(((5, 0), (5, 10)), None, id="of one step"),
+        pytest.param(((80, 0), (90, 10), (40, 20), (50, 30)), 1_000 * MS, id="a rollback"),
+    ],
+)
+def test_reports_of_steps_say_how_long_these_are(reports: Reports, step_ns: int | None) -> None:
+    run = make_run({0: []}, closed=False, progress=tuple((step, at * 1_000 * MS) for step, at in reports))
+
+    assert find_progress(run, EPOCH_NS).step_ns == step_ns
+
+
+@pytest.mark.parametrize(
+    ("reports", "ended", "at"),
+    [
+        pytest.param((), 9, 1_000, id="recorded"),
+        pytest.param(((9, 1_200), (9, 1_300)), 9, 1_000, id="between two steps"),
+        pytest.param(((10, 1_200), (10, 1_300)), 9, 1_000, id="within the next one"),
+        pytest.param(((12, 1_200), (12, 1_300)), 11, 1_200, id="steps that are not recorded"),
+        pytest.param(((12, 1_200), (3, 1_300)), 2, 1_300, id="a rollback"),
+    ],
+)
+def test_where_a_rank_is_and_since_when(reports: Reports, ended: int, at: int) -> None:
+    trace = make_run({0: steps(9)}, closed=False, progress=tuple((step, at * MS) for step, at in reports)).ranks[0]
+
+    assert (last_ended_step(trace), last_advance_ns(trace)) == (ended, EPOCH_NS + at * MS)
+
+
+def test_of_a_rank_without_steps_nothing_is_known() -> None:
+    trace = make_run({0: []}).ranks[0]
+
+    assert (last_ended_step(trace), last_advance_ns(trace)) == (-1, None)
 
 
 def test_without_any_step_nothing_is_known() -> None:

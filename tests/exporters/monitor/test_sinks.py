@@ -270,7 +270,8 @@ def test_a_finding_that_changes_stays_the_same_incident() -> None:
 def test_the_examples_of_the_documentation_are_what_is_sent() -> None:
     _, _, section = PAGE.read_text("utf-8").partition("\n## Webhook\n")
     shown = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)]
-    event = replace(SILENT, time_ns=1795425247 * SECOND)
+    at = 1795425247 * SECOND
+    event = replace(SILENT, time_ns=at, finding=silent_finding(3, since_ns=at - 12 * SECOND))
     incident = read_back(pagerduty_payload(event, "llm-7b", "0f3c6b0a4d6e4f5a9d7c1b2e8a7f6c5d"))
     incident["payload"]["custom_details"] = {}
     assert shown == [slack_payload(event, "llm-7b"), incident, json_payload(event, "llm-7b")]

@@ -11,6 +11,7 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from commtrace.exporters.otlp.queue import ExportedStep, SpanFilter
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker, resource_of
+from commtrace.findings.finding import Finding
 from commtrace.findings.status import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import trace_id
@@ -243,6 +244,24 @@ def test_a_finding_of_the_monitor_is_a_span_from_since_when_it_is() -> None:
         "commtrace.finding.gpu_hours_per_day": 1.0,
         "commtrace.finding.since_step": 30,
     }
+
+
+def test_what_is_not_known_of_a_finding_is_no_attribute() -> None:
+    """Of the whole job, and since an unknown step; rank 0 and step 0 are known."""
+    of_the_job = Finding(id="slow/job/transfer", kind="slow", place="job", cause="transfer")
+    of_rank_0 = slow_finding(0, since_step=0)
+    events = [LiveEvent(FOUND, EPOCH_NS, finding, "…") for finding in (of_the_job, of_rank_0)]
+    *_, span, other = spans_of(live_rank(0), step_rows(0, 0), findings=tuple(events))
+
+    assert labels_of(span) == {
+        "commtrace.finding": "found",
+        "commtrace.finding.id": "slow/job/transfer",
+        "commtrace.finding.kind": "slow",
+        "commtrace.finding.place": "job",
+        "commtrace.finding.cause": "transfer",
+        "commtrace.finding.sentence": "…",
+    }
+    assert [labels_of(other)[f"commtrace.finding.{name}"] for name in ("rank", "since_step")] == [0, 0]
 
 
 @pytest.fixture(autouse=True)

@@ -145,6 +145,39 @@ def test_no_step_for_ten_usual_ones_and_15_seconds_is_no_progress(seconds: int, 
     assert said == ([(sentence, (1,))] if is_stalled else [])
 
 
+def test_steps_that_are_not_recorded_are_progress() -> None:
+    rows = [span("step", step * 10 * MS, (step + 1) * 10 * MS, step=step) for step in range(3)]
+
+    def hangs(at_ms: int) -> list[tuple[str, int | None]]:
+        reports = ((10, 20_000 * MS), (at_ms, at_ms * MS))
+        run = make_run({0: rows, 1: rows}, last_written_ns=60_000 * MS, closed=False, progress=reports)
+        frame = make_frame(Newest(run, 0, 3, {0: 2, 1: 2}), 3, EPOCH_NS + 60_000 * MS)
+        return [(one.line(), one.since_ns) for one in frame.findings if one.kind == "hang"]
+
+    assert hangs(at_ms=59_000) == []
+    sentence = "No step has ended for 30 s (a step takes 10 ms)."
+    assert hangs(at_ms=30_000) == [(sentence, EPOCH_NS + 30_000 * MS)]
+
+
+def test_the_rank_that_is_behind_is_named_by_the_steps_that_are_not_recorded() -> None:
+    rows = [span("step", step * 10 * MS, (step + 1) * 10 * MS, step=step) for step in range(3)]
+    reports = {0: ((10, 20_000 * MS),), 1: ((8, 20_000 * MS),)}
+    run = make_run({0: rows, 1: rows}, last_written_ns=60_000 * MS, closed=False, progress=lambda rank: reports[rank])
+    frame = make_frame(Newest(run, 0, 3, {0: 2, 1: 2}), 3, EPOCH_NS + 60_000 * MS)
+
+    (hang,) = (one for one in frame.findings if one.kind == "hang")
+    assert hang.ranks == (1,)
+    assert hang.evidence.endswith("The last one is 9; rank 1 ended none after 7.")
+
+
+def test_a_first_step_that_takes_long_is_no_hang() -> None:
+    reports = ((0, 1_000 * MS), (0, 11_000 * MS))
+    run = make_run({0: [], 1: []}, last_written_ns=60_000 * MS, closed=False, progress=reports)
+    frame = make_frame(Newest(run, 0, 0, {0: -1, 1: -1}), 3, EPOCH_NS + 60_000 * MS)
+
+    assert [one.kind for one in frame.findings] == []
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [("checkpoint", "a checkpoint is saved or loaded on rank 1"), ("evaluation", "evaluation on rank 1")],
@@ -158,6 +191,7 @@ def test_a_job_that_saves_or_evaluates_says_why_no_step_ends(kind: str, said: st
     frame = make_frame(newest(replace(run, ranks=ranks), 0, 3), 3, EPOCH_NS + now)
     assert frame.notes[0].startswith("No step has ended for 60 s (a step takes ")
     assert frame.notes[0].endswith(said)
+    assert [one for one in frame.findings if one.kind == "hang"] == []
 
 
 def test_a_dead_process_is_said_to_be_gone() -> None:

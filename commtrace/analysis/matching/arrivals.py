@@ -193,7 +193,7 @@ def _stalled_ns(trace: RankTrace) -> int:
 
 
 def reports_activity(trace: RankTrace) -> bool:
-    """Return whether training recorded nothing since the rank last reported its activity, so that the report still holds.
+    """Return whether training recorded nothing since the rank reported its activity, so that the report still holds.
 
     Collections of garbage do not count: other threads make them while training hangs.
     """

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.judged_run import RunSums, measure_run
+from commtrace.analysis.judged_run import RunSums, measure_job
 from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, own_and_typical_work, rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.replay.whatif import what_if
@@ -55,7 +55,7 @@ class _Sums:
 
 
 def _measure(analysis: Analysis) -> _Sums:
-    return _Sums(measure_run(analysis), rank_steps(analysis), measure_network(analysis), count_planned(analysis))
+    return _Sums(measure_job(analysis), rank_steps(analysis), measure_network(analysis), count_planned(analysis))
 
 
 class SummarisedRun(NamedTuple):

@@ -1,7 +1,7 @@
 """What every command says first of a run: the state of its job, and its findings ranked by cost.
 
 >>> run = open_run("commtrace-runs/my-run")                                     # doctest: +SKIP
->>> judge_run(run, run.measure(measure_run).result).findings[0].line()          # doctest: +SKIP
+>>> judge_run(run, run.measure(measure_job).result).findings[0].line()          # doctest: +SKIP
 'rank 1 on vm, slow forward: 224 ms per step (62.9% of it)'
 """
 
@@ -59,7 +59,7 @@ class RunSums:
         return replace(self, stragglers=self.stragglers.joined())
 
 
-def measure_run(analysis: Analysis) -> RunSums:
+def measure_job(analysis: Analysis) -> RunSums:
     """Measure the steps that count."""
     numbers = find_step_numbers(analysis.context)
     work, (totals, awaited) = _side_by_side(
@@ -148,7 +148,7 @@ def mean_step_ns(ranks: Sequence[RankMean]) -> float | None:
 
 
 def judge_run(run: OpenedRun, sums: RunSums, baseline: HealthyRun | None = None) -> JudgedRun:
-    """Judge the steps that were measured with :func:`measure_run`.
+    """Judge the steps that were measured with :func:`measure_job`.
 
     Args:
         baseline: a healthy run of the same job, for causes that no comparison of ranks shows.

@@ -22,7 +22,7 @@ from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.engines import EngineUse, engines_used
 from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
-from commtrace.analysis.judged_run import RunSums, RunTitle, judge_run, measure_run
+from commtrace.analysis.judged_run import RunSums, RunTitle, judge_run, measure_job
 from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.memory import RankMemory, peak_memory
 from commtrace.analysis.pipeline.observed import Pipeline
@@ -148,11 +148,11 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
 
 def summarise_steps(run: OpenedRun, *, is_whole: bool = False) -> Summary:
     """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
-    return summarise_measured(run, run.measure(measure_run), is_whole=is_whole)
+    return summarise_measured(run, run.measure(measure_job), is_whole=is_whole)
 
 
 def summarise_measured(run: OpenedRun, measured: MeasuredRun[RunSums], *, is_whole: bool = False) -> Summary:
-    """Summarise steps that were measured with :func:`measure_run`, maybe together with other measurements."""
+    """Summarise steps that were measured with :func:`measure_job`, maybe together with other measurements."""
     measured = replace(measured, result=measured.result.joined())
     alignment, ranks_of_run = run.alignment, run.aligned
     recorded, steps, totals = measured.recorded, measured.steps, measured.result.totals

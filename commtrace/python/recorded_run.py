@@ -17,7 +17,7 @@ import pyarrow as pa
 from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
-from commtrace.analysis.judged_run import judge_run, measure_run
+from commtrace.analysis.judged_run import judge_run, measure_job
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
@@ -172,7 +172,7 @@ class RecordedRun(Generic[Frame]):
             baseline: a healthy run of the same job, for causes that no comparison of ranks shows.
         """
         normal = None if baseline is None else baseline._as_baseline()
-        return judge_run(self._run, self._run.measure(measure_run).result, normal).findings
+        return judge_run(self._run, self._run.measure(measure_job).result, normal).findings
 
     def summary(self) -> Summary:
         """Return everything that ``commtrace summary`` prints."""

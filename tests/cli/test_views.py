@@ -41,7 +41,7 @@ def words(*arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_residual_of_the_clocks_is_a_detail(recorded: Path, command: str) -> None:
+def test_how_well_clocks_agree_is_a_detail(recorded: Path, command: str) -> None:
     assert "Clocks: collective ends, 10 observations, residual" in words(command, recorded, "--details")
     assert "residual" not in words(command, recorded)
     answer = json.loads(words(command, recorded, "--json"))
@@ -60,7 +60,7 @@ def test_a_rank_without_files_is_reported(tmp_path: Path, command: str) -> None:
 
 def test_compare_tells_it_of_either_side(recorded: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", PipelineJob(2, 4, nodes={0: "a", 1: "b"}, steps=10).run())
-    shown = words("compare", recorded, other)
+    shown = words("compare", recorded, other, "--details")
     assert f"{recorded}: Clocks: collective ends" in shown
     assert f"{other}: Clocks: collective ends" in shown
     answer = json.loads(words("compare", recorded, other, "--json"))

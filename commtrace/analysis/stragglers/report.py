@@ -13,7 +13,7 @@ from typing import NamedTuple
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.engines import on_gpu
-from commtrace.analysis.judged_run import JudgedRun, judge_run, measure_run
+from commtrace.analysis.judged_run import JudgedRun, judge_run, measure_job
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
@@ -99,7 +99,7 @@ def report_of_steps(
         run = OpenedRun.of(analyse(path))
     if not run.steps.used:
         raise CommtraceError(f"{path}: {NO_STEPS}")
-    measured = run.measure(measure_run)
+    measured = run.measure(measure_job)
     measured = replace(measured, result=measured.result.joined())  # the parts can go
     work, recorded = measured.result.stragglers.work, measured.recorded
     if work.why_not == ONLY_KERNELS:

@@ -19,7 +19,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.links import LinkSpeeds, NodeLink, SlowTraffic, find_slow_links, measure_links
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
-from commtrace.analysis.judged_run import RunSums, judge_run, measure_run
+from commtrace.analysis.judged_run import RunSums, judge_run, measure_job
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
@@ -253,7 +253,7 @@ def _measure(analysis: Analysis, detail: Detail) -> _Bandwidths:
     return _Bandwidths(
         communication_sums(context.run, context.matches, times, context.roles, context.steps, detail),
         measure_links(context.run, context.matches, context.steps),
-        measure_run(analysis),
+        measure_job(analysis),
     )
 
 

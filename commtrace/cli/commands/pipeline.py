@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.judged_run import judge_run, measure_run
+from commtrace.analysis.judged_run import judge_run, measure_job
 from commtrace.analysis.pipeline.bubble import StageBubble
 from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.windows.run import open_run
@@ -53,7 +53,7 @@ def pipeline(
     run = run_directory(runs, attempt)
     with chosen_workers(workers, cluster) as chosen:
         opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
-        judged = judge_run(opened, opened.measure(measure_run).result)
+        judged = judge_run(opened, opened.measure(measure_job).result)
     found, findings = judged.pipeline, judged.findings
     alignment, problems = opened.alignment, opened.recorded.problems
     if json_output:

@@ -21,9 +21,9 @@ from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
+from commtrace.analysis.straggler_report import NodesOfFinding
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.lost_time import LostTime
-from commtrace.analysis.stragglers.report import NodesOfFinding
 from commtrace.cli.head import print_indented
 from commtrace.cli.output import (
     NODES,

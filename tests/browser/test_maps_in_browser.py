@@ -13,7 +13,7 @@ from commtrace.analysis.communication.table import Detail, communication_table
 from commtrace.analysis.comparison.compare import step_series
 from commtrace.analysis.judged_run import measure_job
 from commtrace.analysis.rank_steps import rank_steps
-from commtrace.analysis.stragglers.report import report_of_steps
+from commtrace.analysis.straggler_report import report_of_steps
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import OpenedRun

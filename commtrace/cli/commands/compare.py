@@ -149,16 +149,16 @@ class _Read(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class _ComparedSums:
     series: StepSeries
     job: RunSums
 
-    def __add__(self, later: _Sums) -> _Sums:
-        return _Sums(self.series + later.series, self.job + later.job)
+    def __add__(self, later: _ComparedSums) -> _ComparedSums:
+        return _ComparedSums(self.series + later.series, self.job + later.job)
 
 
-def _measure(analysis: Analysis) -> _Sums:
-    return _Sums(step_series(analysis), measure_job(analysis))
+def _measure(analysis: Analysis) -> _ComparedSums:
+    return _ComparedSums(step_series(analysis), measure_job(analysis))
 
 
 def _read(run: Path, steps: str, chosen: Workers) -> _Read:

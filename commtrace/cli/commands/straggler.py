@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
-from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_of_steps
+from commtrace.analysis.straggler_report import StragglerReport, baseline_of, report_of_steps
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,

@@ -38,9 +38,8 @@ def test_an_equal_run_passes(tmp_path: Path) -> None:
     before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job())
     result = runner.invoke(app, ["compare", str(before), str(after)])
     assert result.exit_code == 0, result.output
-    before_line, after_line = result.output.splitlines()[:2]
-    assert before_line.startswith("Before: Run made-run · cut off: ranks 0–1 · 2 ranks on node0 · 7 steps of 140 ns")
-    assert after_line.startswith("After: Run made-run · cut off")
+    title = "Run made-run · cut off: ranks 0–1 · 2 ranks on node0 · 7 steps of 140 ns"
+    assert " ".join(result.output.split()).startswith(f"Before: {title} (a) After: {title} (b) ")
     assert "No change beyond chance" in result.output
 
 

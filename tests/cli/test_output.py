@@ -41,7 +41,11 @@ def test_an_unknown_bandwidth_is_not_zero() -> None:
         "250 MB/s",
         "1.00 GB/s",
     )
-    assert (output.bandwidth(0.00004), output.bandwidth(9.6e-7), output.bandwidth(0.0)) == ("40.0 kB/s", "960 B/s", "0")
+    assert (output.bandwidth(0.00004), output.bandwidth(9.6e-7), output.bandwidth(0.0)) == (
+        "40.0 kB/s",
+        "960 B/s",
+        "0 B/s",
+    )
 
 
 def test_sizes_by_powers_of_two() -> None:

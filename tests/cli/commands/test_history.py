@@ -106,24 +106,24 @@ def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Pa
     for run in ("healthy", "slow"):
         invoke("summary", runs / run, "--keep")
 
-    verdict, blank, heading, healthy, slow, problem = invoke("list", runs).stdout.splitlines()
+    lines = invoke("list", runs).stdout.splitlines()
+    text = " ".join(" ".join(lines).split())
 
-    assert verdict.startswith("2 runs: 1 with stragglers, 1 without, 0 not judged. The newest, slow: rank 1 on node0, ")
-    assert blank == ""
-    columns = "run started (UTC) lasted ranks hosts steps step ended verdict"
-    assert heading.split() == columns.split()
-    assert healthy.split()[:3] == ["healthy", "2023-11-14", "22:13"]
-    assert healthy.rstrip().endswith("ended  no straggler")
-    assert "rank 1 on node0, compute: " in slow
-    assert " per step, " in slow
-    assert problem == "! empty: It holds no recorded run (no rank-NNNNN folders)."
+    assert text.startswith("2 runs: 1 with stragglers, 1 without, 0 not judged. The newest, slow: ")
+    assert "run started (UTC) lasted ranks hosts steps step ended" in text
+    healthy, slow = text.index("healthy 2023-11-14 22:13"), text.index("slow 2023-11-14 22:13")
+    assert (
+        healthy < text.index("exposed communication: ", healthy) < slow < text.index("rank 1 on node0, compute:", slow)
+    )
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "! empty: It holds no recorded run (no rank-NNNNN folders)."
 
 
 def test_runs_that_were_not_judged_are_shown_with_the_command_that_judges_them(runs: Path) -> None:
     invoke("summary", runs / "healthy", "--keep")
 
     lines = invoke("list", runs).stdout.splitlines()
-    assert "Verdict –: not judged yet; commtrace summary RUN --keep does." in lines
+    assert "Runs without a line below them are not judged yet: commtrace summary RUN --keep" in lines
 
     invoke("summary", runs / "slow", "--keep")
     assert "not judged yet" not in invoke("list", runs).stdout
@@ -140,7 +140,7 @@ def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
     assert heading.split() == columns.split()
     assert row.split()[:5] == ["node0", "1", "2", "50%", "2"]
     assert "compute (1)" in row
-    assert row.rstrip().endswith("2023-11-14 22:13 UTC, slow")
+    assert row.rstrip().split()[-1] in ("slow", "22:13,", "2023-11-14")
     assert rest == [
         "Known: 2 runs, 2 of them judged, 2 hosts. rate: share of the judged runs in which the host was named."
     ]

@@ -106,7 +106,7 @@ def _check_make(words: list[str]) -> None:
 def _check_pip(words: list[str]) -> None:
     extras = importlib.metadata.metadata("commtrace").get_all("Provides-Extra")
     assert extras is not None
-    assert words[0] == "install"
+    assert words[0] in {"install", "wheel"}
     for named in re.findall(r"\[(.*?)\]", " ".join(words)):
         assert set(named.split(",")) <= set(extras)
 

@@ -19,7 +19,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import roles_of_one_rank
 from commtrace.analysis.engines import on_gpu
 from commtrace.analysis.hangs.job_state import JobState, state_of_job
-from commtrace.analysis.largest_loss import ONLY_DUMPS, losses_of_states, time_outside_spans
+from commtrace.analysis.largest_loss import ONLY_DUMPS, losses_of_states, time_outside_spans, with_largest_of_the_rest
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.pipeline.bubble import BubbleCauses, replayed_bubbles
 from commtrace.analysis.pipeline.observed import Pipeline
@@ -171,8 +171,9 @@ def judge_run(run: OpenedRun, sums: RunSums, baseline: HealthyRun | None = None)
         )
         of_steps = (*judgement.findings, *losses)
     else:
+        parts = with_roles(with_lost_time(judgement, replayed.lost), _transfer_ns(ranks), unmatched)
         of_steps = (
-            *with_roles(with_lost_time(judgement, replayed.lost), _transfer_ns(ranks), unmatched),
+            *with_largest_of_the_rest(parts, ranks, totals.steps),
             *time_outside_spans(ranks, totals.steps, totals.captured.rows),
         )
     listed = ranked([*job.findings, *of_steps])

@@ -47,6 +47,11 @@ _REPLAYED: Final = 0.05
 _MUCH_UNKNOWN: Final = 0.05
 """Smallest share of the step outside all spans that is told beside the parts of a replay."""
 
+_MOST: Final = 0.5
+"""Share of the rest that is called by its largest part."""
+
+_OF_THE_REST: Final = (causes.CHECKPOINT, causes.GC, "idle", "memory")
+
 _OF_STATES: Final = (
     (BUBBLE, "schedule"),
     (DATA, causes.DATA),
@@ -93,6 +98,32 @@ def time_outside_spans(
         return ()
     measured = _measured(loss, (OTHER,), None, ranks, steps)
     return (measured,) if (measured.share or 0.0) >= _MUCH_UNKNOWN else ()
+
+
+def with_largest_of_the_rest(
+    findings: Sequence[Finding], ranks: Sequence[RankMean], steps: SummedSteps
+) -> tuple[Finding, ...]:
+    """Return the list with what most of the rest of the lost time is, in which steps, and what to do about it."""
+    if not any(rank.wall_ns for rank in ranks):
+        return tuple(findings)
+    states = [_measured(loss, kinds, role, ranks, steps) for loss, kinds, role in _of_states(ranks, ())]
+    largest = max(
+        (loss for loss in states if loss.cause in _OF_THE_REST), key=lambda loss: loss.cost_ns or 0.0, default=None
+    )
+    if largest is None:
+        return tuple(findings)
+    return tuple(
+        replace(
+            finding,
+            who=largest.words,
+            advice=largest.advice,
+            occurrence=largest.occurrence,
+            evidence="With evaluation, launches, and the rest.",
+        )
+        if finding.cause == "rest" and (largest.cost_ns or 0.0) >= _MOST * max(finding.cost_ns or 0.0, 1.0)
+        else finding
+        for finding in findings
+    )
 
 
 def _replayed(ranks: Sequence[RankMean], wall: int) -> Iterator[Finding]:

@@ -136,14 +136,14 @@ def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
     verdict, blank, heading, row, *rest = invoke("hosts", runs).stdout.splitlines()
 
     assert (verdict, blank) == ("node0 was named most often: in 1 of its 2 judged runs.", "")
-    columns = "host named judged rate runs cost per step causes (runs) last"
+    columns = "host named judged rate runs cost per step causes (runs) last (UTC)"
     assert heading.split() == columns.split()
     assert row.split()[:5] == ["node0", "1", "2", "50%", "2"]
     assert "compute (1)" in row
-    assert row.rstrip().split()[-1] in ("slow", "22:13,", "2023-11-14")
-    assert rest == [
+    assert "2023-11-14" in row
+    assert " ".join(" ".join(rest).split()).endswith(
         "Known: 2 runs, 2 of them judged, 2 hosts. rate: share of the judged runs in which the host was named."
-    ]
+    )
     assert "node1" in invoke("hosts", runs, "--all").stdout
 
 
@@ -166,12 +166,10 @@ def test_a_deleted_run_still_counts_for_its_hosts(runs: Path) -> None:
 
 
 def test_without_a_judged_run_no_host_is_named(runs: Path) -> None:
-    assert invoke("hosts", runs).stdout.splitlines() == [
-        "No run has been judged yet, so no host was named.",
-        "",
-        "Known: 2 runs, 0 of them judged, 2 hosts.",
-        "Judged: commtrace summary RUN --keep or the monitor named a rank, or could compare all of them.",
-    ]
+    assert " ".join(invoke("hosts", runs).stdout.split()) == (
+        "No run has been judged yet, so no host was named. Known: 2 runs, 0 of them judged, 2 hosts. Judged: commtrace "
+        "summary RUN --keep or the monitor named a rank, or could compare all of them."
+    )
 
 
 @pytest.mark.parametrize("command", ["summary", "straggler"])

@@ -6,8 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Playwright
 
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 
@@ -36,16 +40,36 @@ def main() -> None:
         run, report = f"{folder}/gpt", Path(folder, "report.html")
         for arguments in (["synth", "-o", run, *JOB, *FAULT], ["report", run, "-o", str(report)]):
             subprocess.run([sys.executable, "-m", "commtrace", *arguments], check=True, stdout=subprocess.DEVNULL)
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 1270})
-        page.goto(report.as_uri())
-        page.wait_for_selector("html[data-ready]")
-        page.wait_for_timeout(500)  # The timeline is drawn in the next frames.
+        browser = _chromium(playwright)
+        page = _open(browser, report, height=1270)
         page.screenshot(path=IMAGES / "report.png")
         page.select_option("#heat-map-rows", "rank")
         page.select_option("#heat-map-columns", "step")
         page.locator("#heat-map-section").screenshot(path=IMAGES / "heat_map.png")
         browser.close()
+
+
+def pictures_of_reports(pictures: Mapping[Path, Path]) -> None:
+    """Take a picture of the first screen of each report."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = _chromium(playwright)
+        for report, picture in pictures.items():
+            _open(browser, report, height=900).screenshot(path=picture)
+        browser.close()
+
+
+def _chromium(playwright: Playwright) -> Browser:
+    return playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+
+
+def _open(browser: Browser, report: Path, height: int) -> Page:
+    page = browser.new_page(viewport={"width": 1280, "height": height})
+    page.goto(report.as_uri())
+    page.wait_for_selector("html[data-ready]")
+    page.wait_for_timeout(500)  # The timeline is drawn in the next frames.
+    return page
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Playwright
+    from playwright.sync_api import Browser, Page
 
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 
@@ -34,34 +35,34 @@ FAULT: Final = ("--fault", "slow-rank=5:1.35")
 
 def main() -> None:
     """Write docs/images: the report of a simulated job in which rank 5 is slow, and its heat map over the steps."""
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, open_chromium() as browser:
         run, report = f"{folder}/gpt", Path(folder, "report.html")
         for arguments in (["synth", "-o", run, *JOB, *FAULT], ["report", run, "-o", str(report)]):
             subprocess.run([sys.executable, "-m", "commtrace", *arguments], check=True, stdout=subprocess.DEVNULL)
-        browser = _chromium(playwright)
         page = _open(browser, report, height=1270)
         page.screenshot(path=IMAGES / "report.png")
         page.select_option("#heat-map-rows", "rank")
         page.select_option("#heat-map-columns", "step")
         page.locator("#heat-map-section").screenshot(path=IMAGES / "heat_map.png")
-        browser.close()
 
 
-def pictures_of_reports(pictures: Mapping[Path, Path]) -> None:
-    """Take a picture of the first screen of each report."""
+def pictures_of_timelines(pictures: Mapping[Path, Path]) -> None:
+    """Take a picture of the timeline of each report."""
+    with open_chromium() as browser:
+        for report, picture in pictures.items():
+            page = _open(browser, report, height=900)
+            page.locator("section[aria-labelledby=timeline-heading]").screenshot(path=picture)
+
+
+@contextmanager
+def open_chromium() -> Iterator[Browser]:
+    """Yield the browser that takes the pictures."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = _chromium(playwright)
-        for report, picture in pictures.items():
-            _open(browser, report, height=900).screenshot(path=picture)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
         browser.close()
-
-
-def _chromium(playwright: Playwright) -> Browser:
-    return playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
 
 
 def _open(browser: Browser, report: Path, height: int) -> Page:

@@ -11,8 +11,9 @@ behind it, in a block of text below one of these comments:
 * ``<!-- output: "Pipeline:" to "Causes" -->``: from the line that begins so to the one before the line that begins so;
   without the first: from the beginning.
 
-``<!-- background -->`` above a console block starts a job that runs until the page ends, and waits until it hangs or
-has trained for a while. A picture ``images/NAME.png`` is taken of the report ``NAME.html`` that the commands write.
+``<!-- background -->`` above a console block starts a job that runs until the page ends; ``<!-- until: WORDS -->``
+repeats a command until it prints these words. A picture ``images/NAME.png`` is one of the timeline in the report
+``NAME.html`` that the commands write.
 Pictures need playwright and a Chromium; the story of the link needs the right to make network namespaces.
 """
 
@@ -27,11 +28,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from tools.pictures import IMAGES, pictures_of_reports
+from tools.pictures import IMAGES, pictures_of_timelines
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
@@ -39,12 +40,12 @@ STORIES: Final = ("slow-rank", "slow-link", "bubble", "hang")
 """Pages of the documentation, by their names."""
 
 _BLOCK: Final = re.compile(
-    r"^(?P<background><!-- background -->\n)?```console\n(?P<commands>.*?)^```\n"
+    r"^(?:<!-- (?:(?P<background>background)|until: (?P<until>.*)) -->\n)?```console\n(?P<commands>.*?)^```\n"
     r"(?P<gap>\n<!-- output(?P<which>[^>]*) -->\n)?(?:(?<=-->\n)```text\n(?P<printed>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
-_SECONDS_IN_BACKGROUND: Final = 35
-"""Long enough for four ranks to start, train for 40 steps, and stand still for 15 s, on two cores."""
+_SECONDS: Final = 300
+"""The most that a command may take, and a job in the background until it has come where its story wants it."""
 
 
 class StoryError(Exception):
@@ -59,7 +60,7 @@ def main(names: list[str]) -> None:
             (Path(folder) / "examples").symlink_to(ROOT / "examples")
             page.write_text(told(page.read_text(), Path(folder)))
             reports = {file: IMAGES / f"{file.stem}.png" for file in Path(folder).glob("*.html")}
-            pictures_of_reports(reports)
+            pictures_of_timelines(reports)
         print(page)
 
 
@@ -70,7 +71,10 @@ def told(page: str, folder: Path) -> str:
         for block in _BLOCK.finditer(page):
             printed = ""
             for command in commands(block["commands"]):
-                printed = start(command) if block["background"] else execute(command, folder)
+                if block["background"]:
+                    start(command)
+                else:
+                    printed = execute_until(block["until"] or "", command, folder)
             pieces += [page[end : block.start()], block[0]]
             if block["gap"]:
                 text = excerpt(printed, block["which"])
@@ -86,43 +90,67 @@ def commands(block: str) -> Iterator[str]:
             yield line.removeprefix("$ ")
 
 
+def execute_until(words: str, command: str, folder: Path) -> str:
+    """Run a command again and again until it prints these words; once, if there are none."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            printed = execute(command, folder)
+            if words in printed:
+                return printed
+            failure = StoryError(f"{command} does not print {words!r}:\n{printed}")
+        except StoryError as error:  # such as: there is no run yet
+            failure = error
+        if not words or time.monotonic() > deadline:
+            raise failure
+        time.sleep(5)
+
+
 def execute(command: str, folder: Path) -> str:
     """Run a command of a page and return what it printed on stdout."""
     print(f"$ {command}", flush=True)
-    done = subprocess.run(
-        shlex.split(command), cwd=folder, env=_environment(), capture_output=True, text=True, timeout=300
-    )
-    # `doctor` and `compare` exit with 1 if they have found something.
-    if done.returncode not in (0, 1) or (done.returncode and not done.stdout):
-        raise StoryError(f"{command} exits with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return done.stdout.replace(f"{folder}/", "")
+    job = _start(command, folder, subprocess.PIPE)
+    try:
+        stdout, stderr = job.communicate(timeout=_SECONDS)
+    finally:
+        _kill(job)
+    # `doctor` and `compare` exit with 1 if they have found something; it is told on stdout, an error on stderr.
+    if job.returncode not in (0, 1) or (job.returncode == 1 and not stdout):
+        raise StoryError(f"{command} exits with {job.returncode}:\n{stdout}\n{stderr}")
+    return stdout.replace(f"{folder}/", "")
 
 
 @contextmanager
-def _jobs_in_background(folder: Path) -> Iterator[Callable[[str], str]]:
-    jobs: list[subprocess.Popen[bytes]] = []
+def _jobs_in_background(folder: Path) -> Iterator[Callable[[str], None]]:
+    jobs: list[subprocess.Popen[str]] = []
 
-    def start(command: str) -> str:
+    def start(command: str) -> None:
         print(f"$ {command} &", flush=True)
-        jobs.append(
-            subprocess.Popen(
-                shlex.split(command), cwd=folder, env=_environment(), start_new_session=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )
-        )  # fmt: skip
-        time.sleep(_SECONDS_IN_BACKGROUND)
-        return ""
+        jobs.append(_start(command, folder, subprocess.DEVNULL))
 
     try:
         yield start
     finally:
         for job in jobs:
-            os.killpg(job.pid, signal.SIGINT)
-            try:
-                job.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(job.pid, signal.SIGKILL)
-                job.wait()
+            _kill(job)
+
+
+def _start(command: str, folder: Path, output: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        shlex.split(command), cwd=folder, env=_environment(), start_new_session=True, text=True,
+        stdout=output, stderr=output,
+    )  # fmt: skip
+
+
+def _kill(job: subprocess.Popen[str]) -> None:
+    """End what is left of a command; nothing is, if it has ended well."""
+    if job.poll() is None:
+        job.terminate()  # torchrun ends its ranks, which are in sessions of their own
+        with suppress(subprocess.TimeoutExpired):
+            job.wait(60)
+    with suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -37,11 +37,12 @@ def main() -> None:
         for arguments in (["synth", "-o", run, *JOB, *FAULT], ["report", run, "-o", str(report)]):
             subprocess.run([sys.executable, "-m", "commtrace", *arguments], check=True, stdout=subprocess.DEVNULL)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 1270})
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(report.as_uri())
         page.wait_for_selector("html[data-ready]")
         page.wait_for_timeout(500)  # The timeline is drawn in the next frames.
         page.screenshot(path=IMAGES / "report.png")
+        page.click("#views [data-view='heat-map']")
         page.select_option("#heat-map-rows", "rank")
         page.select_option("#heat-map-columns", "step")
         page.locator("#heat-map-section").screenshot(path=IMAGES / "heat_map.png")

@@ -39,19 +39,19 @@ def main() -> None:
         run, report = f"{folder}/gpt", Path(folder, "report.html")
         for arguments in (["synth", "-o", run, *JOB, *FAULT], ["report", run, "-o", str(report)]):
             subprocess.run([sys.executable, "-m", "commtrace", *arguments], check=True, stdout=subprocess.DEVNULL)
-        page = _open(browser, report, height=1270)
+        page = _open(browser, report)
         page.screenshot(path=IMAGES / "report.png")
+        page.click("#views [data-view='heat-map']")
         page.select_option("#heat-map-rows", "rank")
         page.select_option("#heat-map-columns", "step")
         page.locator("#heat-map-section").screenshot(path=IMAGES / "heat_map.png")
 
 
-def pictures_of_timelines(pictures: Mapping[Path, Path]) -> None:
-    """Take a picture of the timeline of each report."""
+def pictures_of_reports(pictures: Mapping[Path, Path]) -> None:
+    """Take a picture of the first screen of each report."""
     with open_chromium() as browser:
         for report, picture in pictures.items():
-            page = _open(browser, report, height=900)
-            page.locator("section[aria-labelledby=timeline-heading]").screenshot(path=picture)
+            _open(browser, report).screenshot(path=picture)
 
 
 @contextmanager
@@ -65,8 +65,8 @@ def open_chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def _open(browser: Browser, report: Path, height: int) -> Page:
-    page = browser.new_page(viewport={"width": 1280, "height": height})
+def _open(browser: Browser, report: Path) -> Page:
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.goto(report.as_uri())
     page.wait_for_selector("html[data-ready]")
     page.wait_for_timeout(500)  # The timeline is drawn in the next frames.

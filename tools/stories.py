@@ -12,7 +12,7 @@ behind it, in a block of text below one of these comments:
   without the first: from the beginning.
 
 ``<!-- background -->`` above a console block starts a job that runs until the page ends; ``<!-- until: WORDS -->``
-repeats a command until it prints these words. A picture ``images/NAME.png`` is one of the timeline in the report
+repeats a command until it prints these words. A picture ``images/NAME.png`` is the first screen of the report
 ``NAME.html`` that the commands write.
 Pictures need playwright and a Chromium; the story of the link needs the right to make network namespaces.
 """
@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from tools.pictures import IMAGES, pictures_of_timelines
+from tools.pictures import IMAGES, pictures_of_reports
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
@@ -60,7 +60,7 @@ def main(names: list[str]) -> None:
             (Path(folder) / "examples").symlink_to(ROOT / "examples")
             page.write_text(told(page.read_text(), Path(folder)))
             reports = {file: IMAGES / f"{file.stem}.png" for file in Path(folder).glob("*.html")}
-            pictures_of_timelines(reports)
+            pictures_of_reports(reports)
         print(page)
 
 

@@ -16,6 +16,8 @@ from commtrace.analysis.summary import Summary, SummarySums, measure_summary, su
 from commtrace.analysis.windows.run import MeasuredRun, OpenedRun
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 from commtrace.planning.call_counts import CallCounts
+from commtrace.planning.utilization import recorded_utilization
+from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 from commtrace.viewer.choice import MOST_STEPS
 from commtrace.viewer.data import Resources, encode_json, encode_table
@@ -75,12 +77,19 @@ def summarise_with_views(run: OpenedRun, *, is_whole: bool) -> SummarisedRun:
     summary = summarise_measured(run, of_summary, is_whole=is_whole)
     views = {
         **overview_resources(summary),
+        **_utilization(summary, recorded),
         **map_resources(times, sums.stragglers.work.steps),
         **network_resources(run.aligned, network),
         **health_resources(recorded),
         **expected_resources(recorded, sent),
     }
     return SummarisedRun(summary, views, sums.stragglers.work)
+
+
+def _utilization(summary: Summary, recorded: Run) -> Resources:
+    """Return ``utilization.json``; nothing where the FLOPs of the model or the peak of the device are not known."""
+    utilization = recorded_utilization(summary, recorded)
+    return {} if utilization is None else {"utilization.json": encode_json(utilization.to_json())}
 
 
 def map_resources(times: RankSteps, work: StepStatistics | None) -> Resources:

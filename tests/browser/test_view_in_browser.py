@@ -198,6 +198,7 @@ def test_a_thousand_ranks_have_the_numbers_of_the_summary(reader: Reader, tmp_pa
         page.wait_for_selector("html[data-ready]", timeout=300_000)
         summary = summarise(path)
         assert page.locator("#verdict").inner_text() == summary.verdict
+        reader.show("time")
         page.select_option("#breakdown-by", "rank")
         page.click("#breakdown-details summary")
         listed = page.locator("#breakdown-table tbody").evaluate(

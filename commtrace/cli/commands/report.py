@@ -79,7 +79,7 @@ def report(
         compared = comparison_resources(open_run(other, steps or None, chosen), run) if other else {}
         most_steps = None if steps else most_steps_drawn(run)
         durations = step_durations(run.aligned, run.steps.used)
-        drawn = sorted(steps_to_draw(durations, most_steps))
+        drawn = sorted(steps_to_draw(durations, most_steps, summary.slow))
         analysis = run.analyse_steps(drawn)
         timeline = Timeline.of_analysis(analysis)
         page = render(

@@ -99,6 +99,22 @@ def test_a_click_on_a_finding_shows_its_step_its_rank_and_its_evidence(opened: R
     behind = opened.page.locator(".finding.open .behind").inner_text()
     assert finding.evidence in behind
     assert finding.advice in behind
+    assert f"Most is added on rank {SLOW_LINK} on node2: " in opened.page.inner_text("#difference")
+    assert opened.errors == []
+
+
+def test_a_step_is_compared_with_the_typical_one_by_part_and_rank(opened: Reader) -> None:
+    typical = opened.window()["step"]
+    assert not opened.page.locator("#difference").is_visible()
+    click_on(opened, f"rank {SLOW_LINK} on")
+    opened.page.locator("#difference button").click()
+    parts, ranks = (opened.page.locator("#difference-beside table").nth(number) for number in (0, 1))
+
+    assert f"longer than the typical step {typical:.0f}." in opened.page.inner_text("#difference")
+    assert ranks.locator("tbody tr").first.locator("td").first.inner_text().startswith(f"rank {SLOW_LINK} ")
+    assert "forward" in parts.locator("tbody td:first-child").all_inner_texts()
+    opened.page.locator("#timeline").press("x")
+    assert not opened.page.locator("#difference-beside").is_visible()
     assert opened.errors == []
 
 

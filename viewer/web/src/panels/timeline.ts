@@ -17,6 +17,7 @@ import { search } from "../timeline/search";
 import type { Box, Step } from "../timeline/step";
 import { factNodes, Timeline } from "../timeline/timeline";
 import { CriticalPathPanel } from "./critical_path";
+import { DifferencePanel } from "./difference";
 import { Legend } from "./legend";
 
 const MOST_READ = 64; // so many ranks of a communication are read without asking
@@ -27,6 +28,7 @@ export class TimelinePanel {
   private readonly select = byId<HTMLSelectElement>("step");
   private readonly steps: Steps;
   private readonly criticalPath: CriticalPathPanel;
+  private readonly difference: DifferencePanel;
   private number: number | null = null; // of the step that is shown
   private other = "other"; // the resource that is drawn under the steps, where the plan is not
   private readonly under = new Map<string, Step>();
@@ -51,6 +53,10 @@ export class TimelinePanel {
       this.timeline.look(centre - half, centre + half);
     });
     this.criticalPath = new CriticalPathPanel(source, this.timeline, run.critical_kinds);
+    const typical = run.steps.find(({ step }) => step === run.first_shown);
+    this.difference = new DifferencePanel(source, this.timeline, run.first_shown, typical?.duration_ns ?? 0, (rank) =>
+      this.showRanks([rank]),
+    );
     window.addEventListener("resize", () => this.minimap.draw());
     this.addControls();
   }
@@ -91,7 +97,7 @@ export class TimelinePanel {
     byId<HTMLButtonElement>("previous").disabled = position <= 0;
     byId<HTMLButtonElement>("next").disabled = position === this.run.can_show.length - 1;
     byId("timeline").ariaLabel = `Timeline of ${stepName(number)}; the tables below have the numbers`;
-    await Promise.all([this.load(this.timeline.visibleRanks), this.criticalPath.update()]);
+    await Promise.all([this.load(this.timeline.visibleRanks), this.criticalPath.update(), this.difference.update()]);
     byId("stage").dataset.step = String(number);
     this.moved();
   }
@@ -194,6 +200,7 @@ export class TimelinePanel {
         p: () => this.toggleUnder("plan"),
         o: () => this.toggleUnder("other"),
         k: () => this.criticalPath.toggle(),
+        x: () => this.difference.toggle(),
         "/": () => byId("search").focus(),
       };
       const action = keys[event.key];

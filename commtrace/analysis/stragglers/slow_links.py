@@ -135,6 +135,14 @@ class _Links:
     norm_source: tuple[Norm, ...]
 
 
+class _UsualTransfers(NamedTuple):
+    """The usual time of each row of traffic."""
+
+    ns: Float64  # NaN if unknown
+    error_ns: Float64  # by which healthy links exceed it
+    by: Norm
+
+
 class _SlowStretch(NamedTuple):
     """Links that are slow for one reason in one stretch."""
 
@@ -154,14 +162,16 @@ def slow_links(
     """Find slow communication, and what the job would save without it.
 
     Links of ``slow_ranks`` are not judged: these ranks may serve their communications late. ``others`` is the scenario
-    without earlier findings; ``usual`` is the job when it is healthy; ``is_cut`` cuts the run where links change.
+    without earlier findings; ``usual`` is the job when it is healthy; ``is_cut`` cuts the run where links change, and
+    looks for links that are slow in a few of its steps.
     """
     transfers = _transfers_of(work)
     if transfers is None:
         return SlowLinks([])
     usual = usual or Usual()
     usual_ns = np.array([usual.transfer_ns.get(one, np.nan) for one in transfers.traffic])
-    found = _judge_stretches(work, transfers, slow_ranks, usual_ns, usual.by, is_cut=is_cut)
+    error_ns = np.array([usual.transfer_error_ns.get(one, 0.0) for one in transfers.traffic])
+    found = _judge_stretches(work, transfers, slow_ranks, _UsualTransfers(usual_ns, error_ns, usual.by), is_cut=is_cut)
     healthy_ns = _healthy(transfers, found[-1])
     parts: dict[tuple[str, str], list[_SlowStretch]] = {}
     for number, links in enumerate(found):
@@ -180,7 +190,7 @@ def slow_links(
             findings.append(_finding(transfers, found[costliest.stretch], costliest.suspicion, cost))
             named += own
     normal = _normal_links(found, named)
-    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks)
+    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks) if is_cut else []
     findings += [one.finding for one in in_few_steps]
     normal += Scenario(transfers=tuple(one.rule for one in in_few_steps))
     if not findings:
@@ -216,7 +226,8 @@ def _slow_in_few_steps(
     is_known = np.isfinite(typical) & ~touches_slow & ~np.logical_or.reduce([links.is_slow for links in found])
     scatter = MAD_TO_SIGMA * nan_median(np.abs(per_step - typical[:, np.newaxis]))
     least = np.maximum((1 + LINKS.share) * typical, typical + STRUCK * scatter)
-    is_struck = is_known[:, np.newaxis] & (np.nan_to_num(per_step) > np.nan_to_num(least)[:, np.newaxis])
+    least_ns = np.nan_to_num(least)[:, np.newaxis] * _slowdown_of_all(per_step, typical)
+    is_struck = is_known[:, np.newaxis] & (np.nan_to_num(per_step) > least_ns)
     steps: dict[Suspicion, set[int]] = {}
     for first, last in runs_of(np.flatnonzero(is_struck.any(axis=0)).tolist()):
         is_slow = is_struck[:, first : last + 1].mean(axis=1) >= _OFTEN
@@ -246,6 +257,16 @@ def _slow_in_few_steps(
     return slow
 
 
+def _slowdown_of_all(per_step: Float64, typical: Float64) -> Float64:
+    """Return the multiple of its typical time that even a fast link takes, in each step; at least 1."""
+    # A busy machine delays the communications of all links, for several steps in a row: no single one is at fault.
+    relative = per_step / np.maximum(typical, 1.0)[:, np.newaxis]
+    is_known = np.isfinite(relative).any(axis=0)
+    slowdown = np.ones(per_step.shape[1])
+    slowdown[is_known] = np.nanpercentile(relative[:, is_known], FAST_PERCENTILE, axis=0)
+    return np.maximum(slowdown, 1.0)
+
+
 def _healthy(transfers: LinkTransfers, found: _Links) -> dict[LinkTraffic, float]:
     is_healthy = found.is_judged & ~found.is_slow
     return {transfers.traffic[row]: float(found.ns[row]) for row in np.flatnonzero(is_healthy).tolist()}
@@ -269,12 +290,11 @@ def _judge_stretches(
     work: WorkStatistics,
     transfers: LinkTransfers,
     slow_ranks: Collection[int],
-    usual: Float64,
-    usual_by: Norm,
+    usual: _UsualTransfers,
     *,
     is_cut: bool,
 ) -> list[_Links]:
-    whole = [_judge(work, transfers, slow_ranks, usual, usual_by)]
+    whole = [_judge(work, transfers, slow_ranks, usual)]
     cuts = _find_changes(work, transfers) if is_cut and work.noise_is_known else []
     found = _judge_each(work, cuts, transfers, slow_ranks, usual)
     if any(_are_alike(one, other) for one, other in pairwise(found)):
@@ -284,22 +304,26 @@ def _judge_stretches(
 
 
 def _judge_each(
-    work: WorkStatistics, cuts: Sequence[int], transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64
+    work: WorkStatistics,
+    cuts: Sequence[int],
+    transfers: LinkTransfers,
+    slow_ranks: Collection[int],
+    usual: _UsualTransfers,
 ) -> list[_Links]:
     """Judge each stretch. Without a baseline, the stretch in which a link was fastest shows its usual time."""
     stretches = cut_at(work, cuts)
     typical = np.array([transfers.typical_ns(one.steady) for one in stretches])
     fastest = np.nanmin(np.where(np.isnan(typical), np.inf, typical), axis=0)
-    past = np.where(np.isfinite(usual) | ~np.isfinite(fastest), usual, fastest)
-    by = BASELINE if np.isfinite(usual).any() else PAST
-    return [_judge(one, transfers, slow_ranks, past, by) for one in stretches]
+    past = np.where(np.isfinite(usual.ns) | ~np.isfinite(fastest), usual.ns, fastest)
+    by = BASELINE if np.isfinite(usual.ns).any() else PAST
+    return [_judge(one, transfers, slow_ranks, _UsualTransfers(past, usual.error_ns, by)) for one in stretches]
 
 
 def _judge(
-    work: WorkStatistics, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, usual_by: Norm
+    work: WorkStatistics, transfers: LinkTransfers, slow_ranks: Collection[int], known: _UsualTransfers
 ) -> _Links:
     """Compare similar links; if these do not decide, compare with their usual time."""
-    typical = transfers.typical_ns(work.steady)
+    typical, usual = transfers.typical_ns(work.steady), known.ns
     number = np.arange(len(transfers), dtype=np.int64)
     touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
     is_judged = np.isfinite(typical) & ~touches_slow
@@ -316,10 +340,10 @@ def _judge(
     judged = judge(of_links, LINKS)
     if not judged.is_slow.any():
         judged = _judge_by_host(work, of_links, transfers)
-    least = np.maximum(LINKS.share * usual, LINKS.sigmas * scatter)
+    least = np.maximum(np.maximum(LINKS.share * usual, LINKS.sigmas * scatter), known.error_ns)
     by_usual = is_judged & ~judged.is_slow & (np.nan_to_num(ns - usual, nan=-1.0) > np.nan_to_num(least))
     normal = np.where(by_usual | np.isnan(judged.normal_ns), usual, judged.normal_ns)
-    norm_source = tuple(usual_by if own else by for own, by in zip(by_usual.tolist(), judged.norm_source, strict=True))
+    norm_source = tuple(known.by if own else by for own, by in zip(by_usual.tolist(), judged.norm_source, strict=True))
     normal = np.where(is_judged, normal, np.nan)
     is_known = np.isfinite(normal) & (np.isfinite(usual) | (not by_usual.any()))
     return _Links(work, typical, is_judged, normal, judged.is_slow | by_usual, is_known, norm_source)

@@ -87,7 +87,7 @@ def test_no_more_rows_are_told_than_the_monitor_of_a_large_job_can_replay() -> N
 
 def test_a_step_with_too_many_rows_is_not_told() -> None:
     sampler = StepSampler(live_rank(0))
-    sampler.add(0, [row(step=0)] * 5_000)
+    sampler.add(0, [row(step=0)] * 9_000)
     assert sampler.take() is None
 
 

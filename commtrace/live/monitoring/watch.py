@@ -158,10 +158,10 @@ class Watch:
         no_peers = not table.has_peers and len(reports) == self._world_size > 1
         why = (not_told(self.classes),) if self.classes else (NO_PEERS,) if no_peers else ()
         self._undecided.see((*why, *table.judged.undecided))
-        for index, report in enumerate(reports):
+        for index, (report, is_slow) in enumerate(zip(reports, table.is_slow.tolist(), strict=True)):
             self._places[report.rank] = RankPlace(report.host, report.tensor_group)
             if table.is_known[index]:  # else it has no peer: the last judgement stands
-                self._suspect(table, index, report, now)
+                self._suspect(table, index, report, now, is_slow=is_slow)
         self._date(table)
         steps = self._replay.newest(reports, now)
         priced = None if steps is None else self._priced(steps, table)
@@ -194,9 +194,9 @@ class Watch:
             return table
         return table.with_lasting(np.array([memory.windows for memory in memories]))
 
-    def _suspect(self, table: WindowTable, index: int, report: WindowReport, now: float) -> None:
+    def _suspect(self, table: WindowTable, index: int, report: WindowReport, now: float, *, is_slow: bool) -> None:
         known = self._suspicions.get(report.rank)
-        if table.judged.is_slow[index]:
+        if is_slow:
             if known is None:
                 self._suspicions[report.rank] = _Suspicion(table.slow(index, self._in_window(report, now)))
             else:

@@ -33,7 +33,7 @@ MOST_REPLAYED: Final = 16
 FEWEST_STEPS: Final = 8
 """Older steps are added to fewer: nothing would stand out of the noise between steps."""
 
-_MOST_ROWS_OF_RANK: Final = 8_000
+_MOST_ROWS_OF_RANK: Final = 10_000
 _MOST_ROWS_OF_JOB: Final = 200_000
 """Limits per window: the monitor keeps the rows, 160 bytes each, and replays some of them beside training."""
 

@@ -129,7 +129,7 @@ def test_the_oldest_rows_are_forgotten_but_for_those_of_eight_steps(monkeypatch:
 
 def test_a_step_with_too_many_rows_is_not_told() -> None:
     sampler = StepSampler(live_rank(0))
-    sampler.add(0, [row(step=0)] * 9_000)
+    sampler.add(0, [row(step=0)] * 11_000)
     assert sampler.take() is None
 
 

@@ -31,7 +31,7 @@ class HealthyRun:
     @property
     def usual(self) -> Usual:
         """Return the usual work of stages and transfers over links."""
-        return Usual(self.quickest_ns, self.transfer_ns, by=BASELINE)
+        return Usual(self.quickest_ns, self.transfer_ns, BASELINE)
 
     def of_ranks(self, work: WorkStatistics) -> dict[int, float]:
         """Return the normal work of each rank of another run, by its stage."""

@@ -33,7 +33,6 @@ class Usual(NamedTuple):
 
     quickest_ns: Mapping[int, float] = {}  # by stage, work of its quickest rank per step in forward and backward
     transfer_ns: Mapping[LinkTraffic, float] = {}  # typical transfers
-    transfer_error_ns: Mapping[LinkTraffic, float] = {}  # by which these differ while links are healthy, if known
     by: Norm = BASELINE  # or PAST
 
 

@@ -53,7 +53,7 @@ def judge_on_purpose(work: Work, pauses_ns: Float64) -> Judged:
         is_event[own] = (pauses_ns[own] > 0).any(axis=0)
         events = beyond[own][:, is_event[own][0]]
         scatter = float(np.sqrt(events.var(axis=1, ddof=1).mean())) if events.shape[1] > 1 else 0.0
-        error[own] = scatter * np.sqrt(events.shape[1]) * factor_of_few(events.shape[1]) / max(pauses_ns.shape[1], 1)
+        error[own] = scatter * np.sqrt(events.shape[1]) * _few(events.shape[1]) / max(pauses_ns.shape[1], 1)
     judged = judge(replace(work, error_ns=np.zeros(len(error))), OF_PAUSES)
     limit = judged.limit_ns.copy()
     for row in np.flatnonzero(judged.is_slow).tolist():
@@ -80,7 +80,7 @@ def _is_alone(own_ns: Float64, normal_ns: Float64) -> bool:
     return bool(alone >= (1 - _ALONE) * own_ns.sum())
 
 
-def factor_of_few(events: int) -> float:
+def _few(events: int) -> float:
     """Return by how much more the mean of few events must stand out, as their scatter is badly known (Student's t)."""
     return 1 + 10 / (events - 1) ** 2 if events > 1 else 1.0
 

@@ -135,14 +135,6 @@ class _Links:
     norm_source: tuple[Norm, ...]
 
 
-class _UsualTransfers(NamedTuple):
-    """The usual time of each row of traffic."""
-
-    ns: Float64  # NaN if unknown
-    error_ns: Float64  # by which healthy links exceed it
-    by: Norm
-
-
 class _SlowStretch(NamedTuple):
     """Links that are slow for one reason in one stretch."""
 
@@ -170,8 +162,7 @@ def slow_links(
         return SlowLinks([])
     usual = usual or Usual()
     usual_ns = np.array([usual.transfer_ns.get(one, np.nan) for one in transfers.traffic])
-    error_ns = np.array([usual.transfer_error_ns.get(one, 0.0) for one in transfers.traffic])
-    found = _judge_stretches(work, transfers, slow_ranks, _UsualTransfers(usual_ns, error_ns, usual.by), is_cut=is_cut)
+    found = _judge_stretches(work, transfers, slow_ranks, usual_ns, usual.by, is_cut=is_cut)
     healthy_ns = _healthy(transfers, found[-1])
     parts: dict[tuple[str, str], list[_SlowStretch]] = {}
     for number, links in enumerate(found):
@@ -290,11 +281,12 @@ def _judge_stretches(
     work: WorkStatistics,
     transfers: LinkTransfers,
     slow_ranks: Collection[int],
-    usual: _UsualTransfers,
+    usual: Float64,
+    usual_by: Norm,
     *,
     is_cut: bool,
 ) -> list[_Links]:
-    whole = [_judge(work, transfers, slow_ranks, usual)]
+    whole = [_judge(work, transfers, slow_ranks, usual, usual_by)]
     cuts = _find_changes(work, transfers) if is_cut and work.noise_is_known else []
     found = _judge_each(work, cuts, transfers, slow_ranks, usual)
     if any(_are_alike(one, other) for one, other in pairwise(found)):
@@ -304,26 +296,22 @@ def _judge_stretches(
 
 
 def _judge_each(
-    work: WorkStatistics,
-    cuts: Sequence[int],
-    transfers: LinkTransfers,
-    slow_ranks: Collection[int],
-    usual: _UsualTransfers,
+    work: WorkStatistics, cuts: Sequence[int], transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64
 ) -> list[_Links]:
     """Judge each stretch. Without a baseline, the stretch in which a link was fastest shows its usual time."""
     stretches = cut_at(work, cuts)
     typical = np.array([transfers.typical_ns(one.steady) for one in stretches])
     fastest = np.nanmin(np.where(np.isnan(typical), np.inf, typical), axis=0)
-    past = np.where(np.isfinite(usual.ns) | ~np.isfinite(fastest), usual.ns, fastest)
-    by = BASELINE if np.isfinite(usual.ns).any() else PAST
-    return [_judge(one, transfers, slow_ranks, _UsualTransfers(past, usual.error_ns, by)) for one in stretches]
+    past = np.where(np.isfinite(usual) | ~np.isfinite(fastest), usual, fastest)
+    by = BASELINE if np.isfinite(usual).any() else PAST
+    return [_judge(one, transfers, slow_ranks, past, by) for one in stretches]
 
 
 def _judge(
-    work: WorkStatistics, transfers: LinkTransfers, slow_ranks: Collection[int], known: _UsualTransfers
+    work: WorkStatistics, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, usual_by: Norm
 ) -> _Links:
     """Compare similar links; if these do not decide, compare with their usual time."""
-    typical, usual = transfers.typical_ns(work.steady), known.ns
+    typical = transfers.typical_ns(work.steady)
     number = np.arange(len(transfers), dtype=np.int64)
     touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
     is_judged = np.isfinite(typical) & ~touches_slow
@@ -340,10 +328,10 @@ def _judge(
     judged = judge(of_links, LINKS)
     if not judged.is_slow.any():
         judged = _judge_by_host(work, of_links, transfers)
-    least = np.maximum(np.maximum(LINKS.share * usual, LINKS.sigmas * scatter), known.error_ns)
+    least = np.maximum(LINKS.share * usual, LINKS.sigmas * scatter)
     by_usual = is_judged & ~judged.is_slow & (np.nan_to_num(ns - usual, nan=-1.0) > np.nan_to_num(least))
     normal = np.where(by_usual | np.isnan(judged.normal_ns), usual, judged.normal_ns)
-    norm_source = tuple(known.by if own else by for own, by in zip(by_usual.tolist(), judged.norm_source, strict=True))
+    norm_source = tuple(usual_by if own else by for own, by in zip(by_usual.tolist(), judged.norm_source, strict=True))
     normal = np.where(is_judged, normal, np.nan)
     is_known = np.isfinite(normal) & (np.isfinite(usual) | (not by_usual.any()))
     return _Links(work, typical, is_judged, normal, judged.is_slow | by_usual, is_known, norm_source)

@@ -10,15 +10,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import numpy as np
 
 from commtrace.analysis.replay.step_statistics import LinkTraffic
-from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, LIVE, WINDOWS_TO_NAME
+from commtrace.analysis.stragglers.limits import FAST_PERCENTILE, WINDOWS_TO_NAME
 from commtrace.analysis.stragglers.normal import PAST, Usual
-from commtrace.analysis.stragglers.pauses import factor_of_few
 
 _WINDOWS_WELL: Final = 16
 """Windows kept of each stage and link: the newest in which it was healthy."""
@@ -46,22 +45,16 @@ class JobPast:
     def usual(self) -> Usual:
         """Return the median work of each stage, and the time of transfers in the fast windows of their link."""
         # A network may be busy for seconds.
-        links = self._transfer_ns if self._windows >= WINDOWS_TO_NAME else {}
+        has_links = self._windows >= WINDOWS_TO_NAME
         return Usual(
             quickest_ns={stage: float(np.median(seen)) for stage, seen in self._quickest_ns.items()},
             transfer_ns={
-                link: float(np.percentile(seen, FAST_PERCENTILE, method="lower")) for link, seen in links.items()
+                link: float(np.percentile(seen, FAST_PERCENTILE, method="lower"))
+                for link, seen in self._transfer_ns.items()
+                if has_links
             },
-            transfer_error_ns={link: _error_ns(seen) for link, seen in links.items()},
             by=PAST,
         )
-
-
-def _error_ns(windows: Collection[float]) -> float:
-    """Return by how much a window may exceed these, in which a link was healthy, by chance."""
-    if len(windows) < 2:
-        return 0.0
-    return LIVE.sigmas * factor_of_few(len(windows)) * float(np.std([*windows], ddof=1))
 
 
 def _remember(known: dict[_Key, deque[float]], news: Mapping[_Key, float]) -> None:

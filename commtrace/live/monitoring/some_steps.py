@@ -23,7 +23,7 @@ from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.analysis.stragglers.limits import CHANCE_OF_FEW, LONG_STEP, Thresholds
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.strikes import chance_of
-from commtrace.findings.causes import MEANT, OF_DIVISION
+from commtrace.findings.causes import MEANT, OF_DIVISION, RANKS
 from commtrace.findings.finding import MOST_MEMBERS, Finding, Occurrence
 from commtrace.live.monitoring.sampled_steps import SampledSteps, StepDurations
 from commtrace.trace.run import Run
@@ -168,7 +168,9 @@ def _judged(run: Run, step_ns: float) -> Iterator[Finding]:
     for finding in find_stragglers(matched.run, matched.matches).slow:
         costs = [stretch.cost_ns for stretch in finding.stretches]
         is_unmeant = finding.cause not in MEANT and finding.cause not in OF_DIVISION
-        if finding.ranks and is_unmeant and costs and min(costs) >= LONG_STEP * step_ns:
+        # A busy machine strikes several of its ranks in the same few steps.
+        has_place = finding.place != RANKS or len(finding.ranks) == 1
+        if finding.ranks and is_unmeant and has_place and costs and min(costs) >= LONG_STEP * step_ns:
             yield replace(
                 finding,
                 occurrence=finding.occurrence or _occurrence(finding, steps),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from commtrace.analysis.replay.step_statistics import LinkTraffic, TransferLink
 from commtrace.analysis.stragglers.normal import Usual
 from commtrace.live.monitoring.past import JobPast
@@ -20,7 +18,7 @@ def past_of(*windows: Usual) -> Usual:
 
 def test_the_past_of_a_stage_is_the_median_of_its_healthy_windows() -> None:
     found_by_window = past_of(*(Usual({0: ns, 1: 90.0}) for ns in (100.0, 101.0, 130.0)), Usual({0: 102.0}))
-    assert found_by_window == Usual({0: 101.5, 1: 90.0}, by="past")
+    assert found_by_window == Usual({0: 101.5, 1: 90.0}, {}, "past")
 
 
 def test_links_have_a_past_after_two_windows_which_is_that_of_the_fast_ones() -> None:
@@ -32,13 +30,3 @@ def test_links_have_a_past_after_two_windows_which_is_that_of_the_fast_ones() ->
 
 def test_only_the_newest_windows_count() -> None:
     assert past_of(*(Usual({0: float(number)}) for number in range(40))).quickest_ns == {0: 31.5}
-
-
-def test_what_healthy_windows_of_a_link_differ_by_is_the_error_of_its_past() -> None:
-    """Five standard deviations, and far more while only a few windows show them."""
-    few = past_of(*(Usual({}, {LINK: ns}) for ns in (1.0, 1.2)))
-    many = past_of(*(Usual({}, {LINK: ns}) for ns in (1.0, 1.2) * 8))
-
-    assert few.transfer_error_ns[LINK] == pytest.approx(5 * 11 * 0.2 / 2**0.5)
-    assert many.transfer_error_ns[LINK] == pytest.approx(5 * (1 + 10 / 15**2) * 0.1 * (16 / 15) ** 0.5)
-    assert past_of(Usual(), Usual({}, {LINK: 1.0})).transfer_error_ns == {LINK: 0.0}

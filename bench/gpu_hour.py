@@ -32,7 +32,7 @@ import torch  # noqa: E402
 from tests.e2e.launch import Completed, run  # noqa: E402
 from tests.gpu.machine import machine  # noqa: E402
 from tests.gpu.stages import QUESTIONS  # noqa: E402
-from tests.gpu.stages.stage import read_answers  # noqa: E402
+from tests.gpu.stages.stage import patient, read_answers  # noqa: E402
 from tests.gpu.table import FAILS, Row, markdown  # noqa: E402
 
 NO_GPU: Final = (
@@ -124,7 +124,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif not torch.cuda.is_available():
         print(NO_GPU)
         return 0
-    stages = [stage for stage in STAGES if options.only is None or stage.name in options.only]
+    stages = [
+        stage._replace(seconds=patient(stage.seconds))
+        for stage in STAGES
+        if options.only is None or stage.name in options.only
+    ]
     with tempfile.TemporaryDirectory(prefix="gpu-hour-") as folder:
         report = Report(options.output, Path(folder))
         is_well = run_stages(stages, report, Path(folder), time.monotonic() + options.seconds)

@@ -83,7 +83,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "interchange": frozenset({"errors", "trace", "analysis", "planning", "planning.search"}),
     "exporters": BASE
     | {"analysis", "findings", "live", "live.http", "recording.options", "recording.process_end", "recording.recorder"},
-    "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange"}),
+    "viewer": frozenset({"errors", "trace", "analysis", "planning", "interchange", "findings"}),
     "cli": BASE
     | {
         "",

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from commtrace.analysis.timeline import Timeline, representatives, typical_step
+from commtrace.findings.finding import Finding
 
 MOST_STEPS: Final = 10
 
 
-def steps_to_draw(durations: Mapping[int, int], most: int | None = MOST_STEPS) -> list[int]:
-    """Return the typical step, the slowest one, and others spread evenly over the run."""
+def steps_to_draw(
+    durations: Mapping[int, int], most: int | None = MOST_STEPS, findings: Sequence[Finding] = ()
+) -> list[int]:
+    """Return the typical step, the slowest one, one of each finding, and others spread evenly over the run."""
     steps = sorted(durations)
     if not steps:
         return []
     slowest = max(steps, key=lambda step: (durations[step], step))
-    first = list(dict.fromkeys([typical_step(durations), slowest]))
+    first = list(dict.fromkeys([typical_step(durations), slowest, *_steps_of(findings, durations)]))[:most]
     others = [step for step in steps if step not in first]
     count = len(others) if most is None else min(max(most - len(first), 0), len(others))
     spread = [others[position * (len(others) - 1) // max(count - 1, 1)] for position in range(count)]
     return [*first, *spread][:most]
+
+
+def _steps_of(findings: Sequence[Finding], durations: Mapping[int, int]) -> Iterator[int]:
+    """Yield the longest step of each finding that holds in some steps only."""
+    for finding in findings:
+        steps = set(finding.occurrence.steps) if finding.occurrence else set()
+        for stretch in finding.stretches:
+            steps |= {step for step in durations if stretch.first <= step <= stretch.last}
+        known = steps & durations.keys()
+        if known:
+            yield max(known, key=lambda step: (durations[step], step))
 
 
 @dataclass(frozen=True, slots=True)

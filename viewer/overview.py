@@ -124,6 +124,23 @@ def critical_tables(analysis: Analysis, timeline: Timeline, steps: Sequence[int]
         yield f"step/{path.step}/critical", encode_table(columns)
 
 
+def part_tables(analysis: Analysis, timeline: Timeline, steps: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+    """Yield the parts of each of these steps of a timeline on every rank, by resource name.
+
+    A row is a rank, by its index in the outline, and a column a state, ``kind/detail``, in ns; states in which no rank
+    was are left out.
+    """
+    times = analysis.partition
+    index_of = {rank["rank"]: index for index, rank in enumerate(timeline.outline()["ranks"])}
+    for step in steps:
+        rows = np.flatnonzero(times.step == step)
+        columns = {"rank": np.array([index_of[rank] for rank in times.rank[rows].tolist()], np.int64)}
+        for state, ns in zip(times.states, times.ns[rows].T, strict=True):
+            if ns.any():
+                columns[f"{state.kind}/{state.detail}"] = np.asarray(ns, np.int64)
+        yield f"step/{step}/parts", encode_table(columns)
+
+
 def _critical_path(path: StepPath, base_ns: int, index_of: dict[int, int], roles: Sequence[str]) -> dict[str, Int64]:
     rows = [
         (

@@ -59,7 +59,7 @@ def render(
     if durations is None:
         durations = {step: timeline.duration_ns(step) for step in timeline.steps}
     title = f"commtrace · {summary.run.id}"
-    drawn = DrawnSteps(durations, steps_to_draw(durations, most_steps))
+    drawn = DrawnSteps(durations, steps_to_draw(durations, most_steps, summary.slow))
     outline = timeline.outline()
     resources: Resources = {
         "summary.json": encode_json(summary.to_json()),

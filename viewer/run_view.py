@@ -33,7 +33,7 @@ from commtrace.viewer.data import (
     run_json,
     step_json,
 )
-from commtrace.viewer.overview import critical_tables
+from commtrace.viewer.overview import critical_tables, part_tables
 from commtrace.viewer.what_if import Predict, Question, WhatIfs
 from commtrace.viewer.whole_run import slowdown_resources, summarise_with_views
 
@@ -228,6 +228,8 @@ class RunView:
                 return ranks_table(timeline.bounds(step))
             case "perfetto":
                 return None if self._trace_of is None else self._trace_of(timeline, step)
+            case "parts":
+                return dict(part_tables(read.analysis, timeline, [step])).get(name)
             case "critical":
                 return dict(critical_tables(read.analysis, timeline, [step])).get(name)
             case _:

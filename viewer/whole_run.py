@@ -8,14 +8,17 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
+from commtrace.analysis.judged_run import RunSums, measure_job
 from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, own_and_typical_work, rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.replay.whatif import what_if
 from commtrace.analysis.stragglers.search import MeasuredWork
-from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
+from commtrace.analysis.summary import Summary, summarise_measured
 from commtrace.analysis.windows.run import MeasuredRun, OpenedRun
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 from commtrace.planning.call_counts import CallCounts
+from commtrace.planning.utilization import recorded_utilization
+from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 from commtrace.viewer.choice import MOST_STEPS
 from commtrace.viewer.data import Resources, encode_json, encode_table
@@ -39,7 +42,7 @@ def most_steps_drawn(run: OpenedRun) -> int:
 class _Sums:
     """All measurements of some steps, made together: each window of a large run is read once for them."""
 
-    summary: SummarySums
+    summary: RunSums
     times: RankSteps
     network: NetworkSums
     sent: CallCounts
@@ -54,7 +57,7 @@ class _Sums:
 
 
 def _measure(analysis: Analysis) -> _Sums:
-    return _Sums(measure_summary(analysis), rank_steps(analysis), measure_network(analysis), count_planned(analysis))
+    return _Sums(measure_job(analysis), rank_steps(analysis), measure_network(analysis), count_planned(analysis))
 
 
 class SummarisedRun(NamedTuple):
@@ -75,12 +78,19 @@ def summarise_with_views(run: OpenedRun, *, is_whole: bool) -> SummarisedRun:
     summary = summarise_measured(run, of_summary, is_whole=is_whole)
     views = {
         **overview_resources(summary),
+        **_utilization(summary, recorded),
         **map_resources(times, sums.stragglers.work.steps),
         **network_resources(run.aligned, network),
         **health_resources(recorded),
         **expected_resources(recorded, sent),
     }
     return SummarisedRun(summary, views, sums.stragglers.work)
+
+
+def _utilization(summary: Summary, recorded: Run) -> Resources:
+    """Return ``utilization.json``; nothing where the FLOPs of the model or the peak of the device are not known."""
+    utilization = recorded_utilization(summary, recorded)
+    return {} if utilization is None else {"utilization.json": encode_json(utilization.to_json())}
 
 
 def map_resources(times: RankSteps, work: StepStatistics | None) -> Resources:

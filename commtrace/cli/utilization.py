@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import numpy as np
-
 from commtrace.analysis.summary import Summary
 from commtrace.analysis.utilization import Recompute, Utilization, peak_flops
 from commtrace.cli.output import UNKNOWN, share
 from commtrace.errors import ConfigurationError
-from commtrace.planning.flops import FORMULA, flops_per_sequence
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import has_sizes, recorded_job
+from commtrace.planning.utilization import StepFlops, flops_of_step, utilization_of
 from commtrace.trace.run import Run
 
 _TERA = 1e12
@@ -64,33 +62,20 @@ def measure_utilization(summary: Summary, options: UtilizationOptions, recorded:
         if is_derived:
             return None
         raise ConfigurationError("no step was recorded in full, so there is no time to divide FLOPs by")
-    flops, formula, recompute = _flops(options, recorded)
-    budget = summary.run_budget
-    peak = options.peak_tflops * _TERA if options.peak_tflops else peak_flops(run.device)
-    return Utilization(
-        model_flops=flops,
-        formula=formula,
-        devices=run.world_size,
-        device=run.device,
-        step_ns=sum(rank.wall_ns for rank in summary.ranks) / len(summary.ranks),
-        run_ns=None if budget is None else budget.job.wall_ns,
-        run_steps=None if budget is None else len(np.unique(summary.all_steps.step)),
-        peak=peak,
+    return utilization_of(
+        summary,
+        _work(options, recorded),
+        peak=options.peak_tflops * _TERA if options.peak_tflops else None,
         achievable=options.achievable_tflops * _TERA if options.achievable_tflops else None,
-        recompute=recompute,
     )
 
 
-def _flops(options: UtilizationOptions, recorded: Run) -> tuple[float, str, Recompute | None]:
-    """Return the FLOPs of a step, their formula, and what is recomputed."""
+def _work(options: UtilizationOptions, recorded: Run) -> StepFlops:
     given: Recompute | None = options.recompute.value if options.recompute else None
     if options.flops_per_step is not None:
-        return options.flops_per_step, "given by --flops-per-step", given
-    model, layout = _job(options.plan, recorded)
-    layout.check(model)
-    sequences = layout.dp * layout.microbatch * layout.microbatches
-    planned: Recompute | None = None if layout.recompute == "selective" else layout.recompute
-    return float(flops_per_sequence(model) * sequences), f"{FORMULA}, {sequences} sequences", given or planned
+        return StepFlops(options.flops_per_step, "given by --flops-per-step", given)
+    planned = flops_of_step(*_job(options.plan, recorded))
+    return planned._replace(recompute=given or planned.recompute)
 
 
 def _job(plan: Path | None, recorded: Run) -> tuple[Model, Layout]:

@@ -46,6 +46,12 @@ class Reader:
         for heard in (self.errors, self.requests, self.dialogs):
             heard.clear()
 
+    def show(self, view: str) -> Reader:
+        """Choose a view from the navigation, by its name in the address."""
+        self.page.click(f"#views [data-view='{view}']")
+        self.settle()
+        return self
+
     def choose_step(self, index: int, step: int) -> None:
         self.page.select_option("#step", index=index)
         self.wait_for_step(step)

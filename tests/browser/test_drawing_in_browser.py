@@ -97,7 +97,7 @@ def test_paper_has_headings_names_and_whole_charts_in_light_colours(reader: Read
     assert page.is_visible("#communication th button")
     assert page.is_visible("#breakdown button >> nth=0")
     assert page.is_hidden("#zoom-in")
-    assert page.is_hidden("#sections")
+    assert page.is_hidden("#views")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(246, 247, 249)"
     assert page.evaluate("document.documentElement.scrollWidth") <= A4_WIDTH
     for canvas in page.locator("canvas:visible").all():

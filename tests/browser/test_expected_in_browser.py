@@ -34,7 +34,7 @@ def test_the_served_page_has_the_numbers_of_the_plan(reader: Reader, tmp_path: P
     run = recorded(tmp_path / "run", missing="all_gather", model=MODEL, layout=LAYOUT)
     beside, plan = printed("--against", run), printed(run)
     with serving({"run": Path(run)}, {}) as server:
-        reader.go_to(server.address("run"))
+        reader.go_to(server.address("run")).show("plan")
 
         assert reader.page.locator("#expected > p").first.inner_text() == beside["verdict"]
         assert [(row[1], row[2], int(row[3]), int(row[4]), row[7], row[8]) for row in cells(reader, 0)] == [
@@ -48,7 +48,6 @@ def test_the_served_page_has_the_numbers_of_the_plan(reader: Reader, tmp_path: P
         parts = [memory[f"{name}_bytes"] for name in ("parameters", "gradients", "optimizer", "activations")]
         assert widths == pytest.approx([100 * part / memory["peak_bytes"] for part in parts], abs=0.01)
         assert "optimizer: " in bar.get_attribute("aria-label")
-        assert reader.page.get_by_role("button", name="Plan and measurement").is_visible()
         assert not reader.errors
 
 
@@ -57,7 +56,7 @@ def test_the_recorded_peak_stands_under_its_stage(reader: Reader, tmp_path: Path
     (row,) = printed("--against", run)["memory"]
     assert CliRunner().invoke(app, ["report", run, "-o", str(tmp_path / "report.html")]).exit_code == 0
 
-    reader.load(tmp_path / "report.html")
+    reader.load(tmp_path / "report.html").show("plan")
 
     bars = reader.page.locator("#expected .stack")
     widths = bars.evaluate_all(
@@ -80,11 +79,11 @@ def test_the_report_has_it_too_and_a_run_without_sizes_has_not(reader: Reader, t
             == 0
         )
 
-    reader.load(tmp_path / "run.html")
+    reader.load(tmp_path / "run.html").show("plan")
     assert reader.page.locator("#expected > p").first.inner_text() == printed("--against", run)["verdict"]
     reader.load(tmp_path / "unplanned.html")
 
-    assert not reader.page.locator("#expected-section").is_visible()
+    assert not reader.page.locator("#views [data-view='plan']").is_visible()
     assert not reader.errors
 
 
@@ -93,9 +92,9 @@ def test_a_narrow_page_keeps_its_links_on_one_line_and_the_reasons_readable(read
     assert CliRunner().invoke(app, ["report", run, "-o", str(tmp_path / "report.html")]).exit_code == 0
     reader.page.set_viewport_size({"width": 400, "height": 800})
 
-    reader.load(tmp_path / "report.html")
+    reader.load(tmp_path / "report.html").show("plan")
 
-    links = reader.page.locator("#sections button:visible")
+    links = reader.page.locator("#views button:visible")
     tops = links.evaluate_all("(links) => links.map((link) => link.getBoundingClientRect().top)")
     assert len(tops) > 5
     assert max(tops) == min(tops)
@@ -106,8 +105,6 @@ def test_a_narrow_page_keeps_its_links_on_one_line_and_the_reasons_readable(read
     )
     assert 0 < max(heights) < 120
     assert reader.page.evaluate("document.documentElement.scrollWidth") <= 400  # only the line and the table scroll
-    reader.page.get_by_role("button", name="Where the time of a step goes").click()
-    heading = reader.page.locator("#breakdown-heading").bounding_box()
-    nav = reader.page.locator("#sections").bounding_box()
-    assert nav["y"] + nav["height"] <= heading["y"] < 120
+    reader.show("time")
+    assert reader.page.locator("#breakdown-heading").is_visible()
     assert not reader.errors

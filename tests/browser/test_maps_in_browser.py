@@ -11,9 +11,10 @@ import pytest
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.table import Detail, communication_table
 from commtrace.analysis.comparison.compare import step_series
+from commtrace.analysis.judged_run import measure_job
 from commtrace.analysis.rank_steps import rank_steps
-from commtrace.analysis.stragglers.report import report_of_steps
-from commtrace.analysis.summary import measure_summary, summarise_analysis
+from commtrace.analysis.straggler_report import report_of_steps
+from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import OpenedRun
 from commtrace.viewer.comparison import comparison_resources
@@ -50,9 +51,9 @@ def analysis() -> Analysis:
 def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("maps") / "report.html"
     views = {
-        **map_resources(rank_steps(analysis), measure_summary(analysis).stragglers.work.steps),
+        **map_resources(rank_steps(analysis), measure_job(analysis).stragglers.work.steps),
         **network_resources(analysis.run, measure_network(analysis)),
-        **slowdown_resources(OpenedRun.of(analysis), measure_summary(analysis).stragglers.work),
+        **slowdown_resources(OpenedRun.of(analysis), measure_job(analysis).stragglers.work),
         **comparison_resources(
             OpenedRun.of(analyse(replace(FASTER.run(), path=Path("faster")))), OpenedRun.of(analysis)
         ),
@@ -78,11 +79,13 @@ def walk(opened: Reader, *keys: str, panel: str = "#heat-map") -> str:
 
 
 def test_the_slow_rank_stands_out_over_data_and_pipeline_parallel(opened: Reader) -> None:
+    opened.show("heat-map")
     assert opened.errors == []
     assert walk(opened, "ArrowRight", "ArrowRight", "ArrowDown", "ArrowDown") == "1.100 × · dp 2, pp 1 · rank 5"
 
 
 def test_its_numbers_are_those_of_the_summary(opened: Reader, analysis: Analysis) -> None:
+    opened.show("heat-map")
     opened.page.select_option("#heat-map-colours", "bubble")
     opened.page.select_option("#heat-map-rows", "rank")
     opened.page.select_option("#heat-map-columns", "host")
@@ -96,6 +99,7 @@ def test_its_numbers_are_those_of_the_summary(opened: Reader, analysis: Analysis
 
 
 def test_enter_shows_the_rank_in_its_step(opened: Reader) -> None:
+    opened.show("heat-map")
     opened.page.select_option("#heat-map-rows", "rank")
     opened.page.select_option("#heat-map-columns", "step")
 
@@ -106,6 +110,7 @@ def test_enter_shows_the_rank_in_its_step(opened: Reader) -> None:
 
 
 def test_the_pointer_shows_the_value_and_a_click_the_rank(opened: Reader) -> None:
+    opened.show("heat-map")
     canvas = opened.page.locator("#heat-map canvas")
     canvas.scroll_into_view_if_needed()
     canvas.hover(position={"x": 60, "y": 10})
@@ -118,6 +123,7 @@ def test_the_pointer_shows_the_value_and_a_click_the_rank(opened: Reader) -> Non
 
 
 def test_messages_between_nodes_are_those_of_the_summary(opened: Reader, analysis: Analysis) -> None:
+    opened.show("network")
     opened.page.select_option("#network-traffic", "messages")
     opened.page.select_option("#network-colours", "bytes")
     rows = [row for row in summarise_analysis(analysis).communication if row.operation == "recv"]
@@ -134,6 +140,7 @@ def test_messages_between_nodes_are_those_of_the_summary(opened: Reader, analysi
 
 
 def test_groups_are_those_of_the_communication_by_group(opened: Reader, analysis: Analysis) -> None:
+    opened.show("communication")
     context = analysis.context
     by_group = communication_table(
         context.run, context.matches, analysis.partition, context.roles, context.steps, Detail.GROUP
@@ -150,6 +157,7 @@ def test_groups_are_those_of_the_communication_by_group(opened: Reader, analysis
 
 
 def test_the_slowdown_of_each_stage_is_that_of_the_replay(opened: Reader, analysis: Analysis) -> None:
+    opened.show("findings")
     by_stage = report_of_steps(OpenedRun.of(analysis)).slowdown.by_stage
     opened.page.select_option("#slowdown-by", "stage")
 
@@ -161,14 +169,16 @@ def test_the_slowdown_of_each_stage_is_that_of_the_replay(opened: Reader, analys
 
 
 def test_another_run_is_compared_and_drawn_under_this_one(opened: Reader, analysis: Analysis) -> None:
+    opened.show("comparison")
     rows = opened.page.locator("#comparison tbody").first.locator("tr").all_inner_texts()
-    opened.page.focus("#timeline")
+    verdict = opened.page.locator("#comparison > p").first.inner_text()
+    opened.show("overview").page.focus("#timeline")
     opened.page.keyboard.press("o")
     opened.page.wait_for_selector("#show-other[aria-pressed=true]")
 
     step_ms = [series.wall_ns[0] / 1e6 for series in (step_series(analyse(FASTER.run())), step_series(analysis))]
     assert rows[0].split("\t")[:3] == ["step", *(f"{ms:.2f}" for ms in step_ms)]
-    assert opened.page.locator("#comparison > p").first.inner_text().startswith("Whether a step of")  # of 3 steps
+    assert verdict.startswith("Whether a step of")  # of 3 steps
     assert "of the other run" in opened.page.locator("#plan-note").inner_text()
     opened.page.keyboard.press("o")
     opened.page.wait_for_selector("#show-other[aria-pressed=false]")
@@ -186,7 +196,7 @@ def test_hangs_show_their_stacks_and_no_name_becomes_markup(reader: Reader, anal
     path.write_text(page.html, encoding="utf-8")
     opened = reader.load(path)
 
-    opened.page.locator("#coverage summary").click()
+    opened.show("recording").page.locator("#coverage summary").click()
 
     assert opened.errors == []
     assert "<script>alert(1)" in opened.page.locator("#coverage pre").inner_text()
@@ -201,5 +211,7 @@ def test_a_report_without_maps_has_no_empty_panel(reader: Reader, analysis: Anal
     reader.load(path)
 
     assert reader.errors == []
-    for section in ("#heat-map-section", "#network-section", "#groups-section", "#comparison-section", "#show-other"):
-        assert not reader.page.locator(section).is_visible()
+    assert not reader.page.locator("#show-other").is_visible()
+    for view in ("heat-map", "network", "comparison", "plan"):
+        assert not reader.page.locator(f"#views [data-view='{view}']").is_visible()
+    assert not reader.show("communication").page.locator("#groups-section").is_visible()

@@ -100,6 +100,7 @@ def test_steps_can_be_seen_along_the_time_of_the_run(opened: Reader) -> None:
 
 
 def test_the_budget_is_a_bar_of_the_whole_run(opened: Reader, report: Report) -> None:
+    opened.show("time")
     budget = report.summary.run_budget
     assert budget is not None
     text = opened.page.locator("#run-budget-bar").inner_text()
@@ -115,6 +116,7 @@ def test_the_budget_is_a_bar_of_the_whole_run(opened: Reader, report: Report) ->
 
 
 def test_bars_of_ranks_are_sorted_by_a_part(opened: Reader, report: Report) -> None:
+    opened.show("time")
     opened.page.select_option("#breakdown-sort", "compute")
     ranks = sorted(report.summary.ranks, key=lambda rank: -rank.part("compute"))
     rows = cells(opened, "#breakdown-table")
@@ -124,6 +126,7 @@ def test_bars_of_ranks_are_sorted_by_a_part(opened: Reader, report: Report) -> N
 
 
 def test_bars_of_steps_have_the_mean_of_the_ranks(opened: Reader, report: Report) -> None:
+    opened.show("time")
     opened.page.select_option("#breakdown-by", "step")
     steps = report.summary.totals.steps
     rows = cells(opened, "#breakdown-table")
@@ -149,6 +152,7 @@ def test_exposed_communication_is_that_of_the_summary(opened: Reader, report: Re
 
 
 def test_bandwidth_by_size_has_a_row_per_kind_of_calls(opened: Reader, report: Report) -> None:
+    opened.show("communication")
     opened.page.locator("#bandwidth-section summary").click()
     bins = report.summary.totals.bandwidth.bins
     rows = cells(opened, "#bandwidth-table")
@@ -190,8 +194,10 @@ def test_a_report_without_these_data_leaves_the_sections_out(reader: Reader, rep
     path.write_text(render(summary, Timeline.of_analysis(analysis)).html, encoding="utf-8")
     reader.load(path)
 
-    for section in ("#budget-section", "#steps-section", "#bandwidth-section", "#modules-section"):
-        assert not reader.page.locator(section).is_visible()
+    assert not reader.page.locator("#steps-section").is_visible()
+    assert not reader.show("communication").page.locator("#bandwidth-section").is_visible()
+    for section in ("#budget-section", "#modules-section"):
+        assert not reader.show("time").page.locator(section).is_visible()
     assert reader.errors == []
 
 
@@ -232,11 +238,12 @@ def test_the_critical_path_follows_the_step(opened: Reader, report: Report) -> N
 
 
 def test_numbers_of_communication_lead_to_the_spans_behind_them(opened: Reader) -> None:
+    opened.show("communication")
     opened.page.locator("#exposed tbody tr").filter(has_text="dp").click()
     opened.settle()
     assert "dp" in opened.page.locator("#pinned h3").inner_text()
 
-    opened.page.locator("#bandwidth-section summary").click()
+    opened.show("communication").page.locator("#bandwidth-section summary").click()
     opened.page.locator("#bandwidth-table tbody tr").filter(has_text="all_reduce").first.click()
     assert "all_reduce" in opened.page.locator("#hits button").first.inner_text()
     assert opened.errors == []

@@ -36,13 +36,14 @@ def test_a_question_is_answered_and_drawn_under_the_step(reader: Reader, run: Pa
         page = reader.page
         reader.go_to(server.address("run"))
         before = reader.window()
+        reader.show("what-if")
         form = page.get_by_role("region", name="What if")
 
         form.get_by_label("Bandwidth of").select_option("dp")
         form.get_by_label("times").fill("4")
         form.get_by_label("Microbatches").fill("2")
         form.get_by_label("Microbatches").press("Enter")
-        page.wait_for_selector("#show-other[aria-pressed=true]")
+        page.wait_for_selector("#show-other[aria-pressed=true]", state="attached")
         replay, answer, *assumed = page.locator("#what-if div > p:not(.hint)").all_inner_texts()
 
         fidelity = expected["fidelity"]
@@ -54,6 +55,7 @@ def test_a_question_is_answered_and_drawn_under_the_step(reader: Reader, run: Pa
         assert assumed == [f"Assumed: {sentence}" for sentence in expected["assumptions"]]
         assert "as predicted" in page.inner_text("#plan-note")
         assert reader.window() == before
+        page.get_by_role("button", name="Show the timeline").click()
         page.focus("#timeline")
         page.keyboard.press("o")
         page.wait_for_selector("#show-other[aria-pressed=false]")
@@ -64,7 +66,7 @@ def test_a_question_is_answered_and_drawn_under_the_step(reader: Reader, run: Pa
 def test_an_impossible_prediction_is_explained(reader: Reader, run: Path) -> None:
     with serving({"run": run}, {}, partial(RunView, predict=predict_for_page)) as server:
         page = reader.page
-        reader.go_to(server.address("run"))
+        reader.go_to(server.address("run")).show("what-if")
 
         form = page.get_by_role("region", name="What if")
         form.get_by_label("Schedule").select_option("interleaved_1f1b")
@@ -79,7 +81,7 @@ def test_an_impossible_prediction_is_explained(reader: Reader, run: Path) -> Non
 def test_a_report_has_the_command(reader: Reader, run: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "report.html")]).exit_code == 0
 
-    reader.load(tmp_path / "report.html")
+    reader.load(tmp_path / "report.html").show("what-if")
 
     assert reader.page.inner_text("#what-if pre").startswith("commtrace whatif RUN --bandwidth ")
     assert not reader.errors
@@ -94,6 +96,6 @@ def test_a_predicted_run_is_compared_as_another_one(reader: Reader, run: Path, t
         page.keyboard.press("o")
         page.wait_for_selector("#show-other[aria-pressed=true]")
 
-        assert page.locator("#comparison th").all_inner_texts()[1:3] == ["predicted", "run"]
+        assert page.locator("#comparison th").all_text_contents()[1:3] == ["predicted", "run"]
         assert "of the other run" in page.inner_text("#plan-note")
         assert not reader.errors

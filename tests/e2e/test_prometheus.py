@@ -29,7 +29,7 @@ from tests.e2e import prometheus
 from tests.e2e.launch import Completed, fork
 from tests.json_reading import read_back
 from tools.grafana.dashboards import dashboards
-from tools.grafana.overview import ALERTS, FOUND, LAUNCH_BOUND
+from tools.grafana.overview import ALERTS, FINDINGS, LAUNCH_BOUND
 from tools.prometheus_rules import Timing, alerts, recording_rules, write
 
 pytestmark = [
@@ -43,7 +43,7 @@ TIMING = Timing(window=WINDOW, short_window=WINDOW, baseline="4s", stalled=20, g
 SLOW_RANK = "1"
 EMPTY_WHILE_NOBODY_IS_SLOW = {
     f"commtrace / {title}"
-    for title in (f"Overview: {ALERTS}", f"Fleet: {ALERTS}", f"Overview: {FOUND}", "Overview: Slow since")
+    for title in (f"Overview: {ALERTS}", f"Fleet: {ALERTS}", f"Overview: {FINDINGS}", "Overview: Slow since")
 }
 EMPTY_WITHOUT_GPUS = {
     "commtrace / Node: Tensor cores active",

@@ -71,10 +71,12 @@ def test_the_monitor_top_and_the_summary_name_the_step_in_which_a_rank_became_sl
     assert job.completed.returncode == 0, job.completed.stdout
     assert abs(named["since_step"] - 30) <= named["since_within_steps"] <= 2
     assert f"since step {named['since_step']}, " in job.completed.stdout or named["since_within_steps"]
-    (slow,) = [finding for finding in shown["findings"] if finding["kind"] == "slow"]
-    assert (slow["id"], slow["since_ns"], slow["since_step"]) == (named["id"], named["since_ns"], named["since_step"])
+    (slow,) = [finding for finding in shown["findings"] if finding["id"] == named["id"]]
+    assert (slow["kind"], slow["since_ns"], slow["since_step"]) == ("slow", named["since_ns"], named["since_step"])
 
-    (found,) = in_json(printed("summary", str(run)))
+    # Of a busy machine a rank may besides have lost its core in a few steps.
+    (found,) = [finding for finding in in_json(printed("summary", str(run))) if finding["occurrence"] is None]
+    assert found["ranks"] == [1]
     assert abs(found["since_step"] - named["since_step"]) <= named["since_within_steps"]
     since_ns = found["stretches"][0]["since_ns"] if found["stretches"] else found["since_ns"]
     if found["since_step"] == named["since_step"]:

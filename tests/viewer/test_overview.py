@@ -15,7 +15,7 @@ from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.trace.run import Run
-from commtrace.viewer.overview import MOST_BLOCKS, critical_tables, overview_resources
+from commtrace.viewer.overview import MOST_BLOCKS, critical_tables, overview_resources, part_tables
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 
@@ -121,6 +121,20 @@ def test_the_critical_path_of_a_step_has_the_length_of_the_job_step() -> None:
     assert ends[-1] == Timeline.of_analysis(analysis).duration_ns(2)
     assert {KINDS[kind] for kind in path["kind"]} >= {"forward", "backward", "transfer"}
     assert set(path["rank"]) <= set(range(4))
+
+
+def test_the_parts_of_a_step_add_up_to_the_time_of_each_rank() -> None:
+    analysis = analyse(JOB.run())
+    tables = dict(part_tables(analysis, Timeline.of_analysis(analysis), [2, 3]))
+    parts = decoded(tables["step/2/parts"])
+    times = analysis.partition
+    rows = times.step == 2
+
+    assert list(tables) == ["step/2/parts", "step/3/parts"]
+    assert parts.pop("rank") == [0, 1, 2, 3]
+    assert set(parts) >= {"compute/forward", "compute/backward", "bubble/"}
+    assert [sum(of_rank) for of_rank in zip(*parts.values(), strict=True)] == times.wall_ns[rows].tolist()
+    assert parts["compute/forward"] == times.total("compute", "forward")[rows].tolist()
 
 
 def test_a_run_without_steps_has_empty_tables() -> None:

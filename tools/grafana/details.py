@@ -60,14 +60,15 @@ def node() -> list[Row]:
                         Column("Value #D", "Hangs", "none", ((1, "red"),)),
                         Column("Value #E", "Last step ago", "s", ((120, "yellow"), (600, "red"))),
                     ],
-                    "Of this node; a click leads to the rank.",
+                    "The ranks of this node; a click leads to one. Good: no cell is coloured.",
                     joined_by="rank",
                 ),
                 lines(
                     "Straggler score", "none",
                     Query(score, "rank {{rank}}"),
-                    text="One rank above the others: its device. All of them: the node.", from_zero=False,
-                    link=link_to("rank", "rank", RANK_LABEL),
+                    text="Own work of each rank, as a multiple of what its peers need. One rank above the others "
+                    "points to its device, all of them to the node. Good: close to 1, below the lines.",
+                    from_zero=False, limits=SLOW, link=link_to("rank", "rank", RANK_LABEL),
                 ),
             ],
             height=10,
@@ -78,24 +79,30 @@ def node() -> list[Row]:
                     "Own work", "s",
                     Query(f"commtrace:node_work_seconds:mean{{{NODE}}}", "this node"),
                     Query(f"avg(commtrace:node_work_seconds:mean{{{RUN}}})", "all nodes"),
-                    text="Per step, without waiting for others, mean over ranks.", from_zero=False,
+                    text="Time of a step without waiting for other ranks, mean over ranks. Good: this node lies on "
+                    "the line of all nodes.", from_zero=False,
                 ),
                 lines(
                     "Where the step goes", "s", *step_parts(NODE, "avg"), stacked=True,
-                    text="Mean over the node's ranks.",
+                    text="The parts of a step, mean over the node's ranks. Good: compute is by far the largest part.",
                 ),
             ],
         ),
         Row(
             [
-                lines_by_rank("Waiting for input", "s", per_step("commtrace_data_seconds_total", NODE), "Per step."),
+                lines_by_rank(
+                    "Waiting for input", "s", per_step("commtrace_data_seconds_total", NODE),
+                    "Time of a step in which a rank waits for its input. Good: close to 0 on all ranks.",
+                ),
                 lines_by_rank(
                     "Peak device memory", "bytes", f"commtrace_device_memory_peak_bytes{{{NODE}}}",
-                    "Most that torch's allocator has held.",
+                    "The most that torch's allocator has held on each device. Good: alike on ranks of a stage, and "
+                    "below the memory of the device.",
                 ),
                 lines_by_rank(
                     "Communications in flight", "none", f"commtrace_communications_in_flight{{{NODE}}}",
-                    "Under way since before the last look at them: what a hung rank hangs in.",
+                    "Communications that were already under way at the last look: what a hung rank hangs in. Good: 0, "
+                    "or it changes.",
                 ),
             ],
         ),
@@ -103,11 +110,12 @@ def node() -> list[Row]:
             [
                 _of_gpus(
                     "Tensor cores active", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
-                    "Share of cycles in which the tensor cores worked. A wait inside of a kernel of NCCL is none.",
+                    "Share of cycles in which the tensor cores worked; waiting in a kernel of NCCL does not count as "
+                    "work. Good: it stays where it was when the run was tuned, alike on all GPUs.",
                 ),
                 _of_gpus(
                     "Occupancy", "DCGM_FI_PROF_SM_OCCUPANCY",
-                    "Resident warps as a share of what fits on the multiprocessors.",
+                    "Resident warps as a share of what fits on the multiprocessors. Good: alike on all GPUs.",
                 ),
             ],
             title="GPUs, by dcgm-exporter where it runs",
@@ -135,12 +143,15 @@ def rank() -> list[Row]:
                 table(
                     "Place", [Query(f"commtrace:straggler_score:ratio{{{RANK}}}", "score")],
                     [*PLACE, Column("Value", "Score", "none", SLOW)],
-                    "A click on the node leads to its other ranks.",
+                    "Where the rank is in the job; a click on the node leads to its other ranks. Good: the score is "
+                    "not coloured.",
                 ),
                 lines(
                     "Straggler score", "none",
                     Query(f"commtrace:straggler_score:ratio{{{RANK}}}", "rank {{rank}}"),
-                    text="Own work by what the ranks of its stage need.", from_zero=False,
+                    text="Own work, as a multiple of what the ranks of its stage need. Good: close to 1, below the "
+                    "lines.",
+                    from_zero=False, limits=SLOW,
                 ),
             ],
         ),
@@ -152,11 +163,11 @@ def rank() -> list[Row]:
                         f"rate(commtrace_step_duration_seconds_sum{{{RANK}}}[$__rate_interval]) / "
                         f"({steps_rate(RANK)})", "rank {{rank}}",
                     ),
-                    text="Mean.", from_zero=False,
+                    text="Mean duration of a step. Good: it stays level.", from_zero=False,
                 ),
                 lines(
                     "Where the step goes", "s", *step_parts(RANK, "avg"), stacked=True,
-                    text="Mean over the ranks shown.",
+                    text="The parts of a step, mean over the ranks shown. Good: compute is by far the largest part.",
                 ),
             ],
         ),
@@ -164,11 +175,12 @@ def rank() -> list[Row]:
             [
                 lines(
                     "Compute by phase", "s", Query(f"avg by (phase) ({phases})", "{{phase}}"), stacked=True,
-                    text="Per step.",
+                    text="Time that a step computes, by phase. Good: alike on all ranks of a stage.",
                 ),
                 lines(
                     "Launch-bound", "s", Query(f"avg by (phase) ({launch_bound})", "{{phase}}"), stacked=True,
-                    text="Per step, of compute and time in no span: the device waited for its host, at most.",
+                    text="Time of a step for which the device waited for its host, at most; it is contained in the "
+                    "other parts. Good: close to 0.",
                 ),
                 lines(
                     "Exposed by operation", "s",
@@ -176,7 +188,8 @@ def rank() -> list[Row]:
                         f"avg by ({OPERATION}) ({per_step('commtrace_exposed_seconds_total', RANK, OPERATION)})",
                         "{{operation}} {{role}}",
                     ),
-                    text="Per step; pipeline transfers are in the bubble.", stacked=True,
+                    text="Time of a step in which the rank stalls for communication; messages of the pipeline are in "
+                    "the bubble. Good: small compared with the step.", stacked=True,
                 ),
             ],
         ),
@@ -190,7 +203,8 @@ def rank() -> list[Row]:
                         f"and on (run_id, pp, peers) commtrace_last_step{{{RANK}}}",
                         "typical of stage {{pp}}",
                     ),
-                    text="Per step, without waiting for others: against what is typical of the stage.", from_zero=False,
+                    text="Time of a step without waiting for other ranks, and what is typical of the stage. Good: the "
+                    "two lines lie on each other.", from_zero=False,
                 ),
                 lines(
                     "Memory", "bytes",
@@ -202,7 +216,8 @@ def rank() -> list[Row]:
                             ("host_memory", "host"),
                         )
                     ),
-                    text="Of torch's allocator on the device; on the host, of the process.",
+                    text="What torch's allocator holds on the device, and the process on its host. Good: level after "
+                    "the first steps, with reserved memory below that of the device.",
                 ),
             ],
         ),
@@ -212,11 +227,12 @@ def rank() -> list[Row]:
 def grid() -> list[Row]:
     """Return the rows that show the run by its parallel dimensions, and by node."""
     text = (
-        "One cell per data-parallel replica (down) and pipeline stage (across); of its ranks the highest. Shown are "
-        f"the {_MOST_ROWS} replicas with the slowest ranks."
+        "One cell per data-parallel replica (down) and pipeline stage (across), with the highest value of its ranks. "
+        f"Shown are the {_MOST_ROWS} replicas with the slowest ranks. Good: all cells of a column are alike."
     )
     of_nodes = (
-        f"One cell per node (down) and local rank (across). Shown are the {_MOST_ROWS} nodes with the slowest ranks."
+        f"One cell per node (down) and local rank (across). Shown are the {_MOST_ROWS} nodes with the slowest ranks. "
+        "Good: all cells are green."
     )
 
     def cells(title: str, unit: str, series: str, limits: Sequence[tuple[float, str]] = ()) -> Panel:
@@ -262,11 +278,12 @@ def communication() -> list[Row]:
             [
                 lines(
                     "Bus bandwidth by size", "Bps", Query(f"commtrace:message_busbw:mean{{{RUN}}}", sizes),
-                    text="Effective, as nccl-tests defines it, within and between nodes; waiting for others lowers it.",
+                    text="Effective, as nccl-tests defines it, within and between nodes; waiting for others lowers "
+                    "it. Good: it grows with the size and stays level.",
                 ),
                 lines(
                     "Duration by size", "s", Query(f"commtrace:message_seconds:mean{{{RUN}}}", sizes),
-                    text="Mean time in flight of a call.",
+                    text="Mean time for which a call is in flight. Good: it stays level.",
                 ),
             ],
             title="By size, within and between nodes",
@@ -277,7 +294,8 @@ def communication() -> list[Row]:
                 lines(
                     "Time in flight within and between nodes", "s",
                     Query(f"sum by (nodes) (commtrace:message_seconds:per_step{{{RUN}}})", "{{nodes}}"), stacked=True,
-                    text="Per step, summed over calls, mean over ranks.",
+                    text="Time of a step for which calls are in flight, summed over calls, mean over ranks. Good: the "
+                    "network between nodes has the smaller part.",
                 ),
                 lines(
                     "Bus bandwidth within and between nodes", "Bps",
@@ -286,7 +304,8 @@ def communication() -> list[Row]:
                         f"{{{RUN}}} * commtrace:message_seconds:per_step{{{RUN}}}) "
                         f"/ sum by (nodes) (commtrace:message_seconds:per_step{{{RUN}}})", "{{nodes}}",
                     ),
-                    text="Effective, mean over the time in flight: NVLink against the network.",
+                    text="Effective, mean over the time in flight: NVLink compared with the network. Good: both stay "
+                    "level.",
                 ),
             ],
         ),
@@ -294,18 +313,18 @@ def communication() -> list[Row]:
             [
                 lines_by_operation(
                     "Bus bandwidth", "Bps", "commtrace:communication_busbw:mean",
-                    "Effective, of the last step, mean over ranks; waiting for others lowers it.",
+                    "Effective, of the last step, mean over ranks; waiting for others lowers it. Good: it stays level.",
                 ),
                 lines_by_operation(
                     "Waiting for the last rank", "percentunit", "commtrace:exposed_wait:ratio",
-                    "Of the exposed time of those calls that the monitor compares between ranks. High: a slow rank. "
-                    "Low with little bandwidth: the network.",
+                    "Share of the exposed time in which a call waits for its last rank, of the calls that the monitor "
+                    "compares. High means a slow rank; low with little bandwidth means the network. Good: low.",
                 ),
                 lines_by_operation(
                     "Share of the baseline", "percentunit", "commtrace:communication_baseline:max",
                     "Time at the measured baseline by time in flight, of the last step, on the rank that waits least: "
                     "at least so much of the network is reached. Messages between pipeline stages are left out: they "
-                    "wait for work. Empty without COMMTRACE_BASELINE_FILE.",
+                    "wait for work. Empty without COMMTRACE_BASELINE_FILE. Good: above 50 %.",
                 ),
             ],
             title="By operation and role",
@@ -313,25 +332,29 @@ def communication() -> list[Row]:
         Row(
             [
                 lines_by_operation(
-                    "Time in flight", "s", "commtrace:communication_seconds:per_step", "Per step, summed over calls."
+                    "Time in flight", "s", "commtrace:communication_seconds:per_step",
+                    "Time of a step for which calls are in flight, summed over calls. Good: it stays level.",
                 ),
                 lines_by_operation(
                     "Exposed", "s", "commtrace:exposed_seconds:per_step",
-                    "Per step; pipeline transfers are in the bubble.", stacked=True,
+                    "Time of a step in which ranks stall for communication; messages of the pipeline are in the "
+                    "bubble. Good: small compared with the step.", stacked=True,
                 ),
             ],
         ),
         Row(
             [
                 lines_by_operation(
-                    "Bytes per second", "Bps", "commtrace:communication_bytes:rate", "Full tensors, all ranks."
+                    "Bytes per second", "Bps", "commtrace:communication_bytes:rate",
+                    "Bytes of the full tensors, of all ranks. Good: it stays level.",
                 ),
                 lines_by_operation(
                     "Overlap", "percentunit", "commtrace:communication_overlap:mean",
-                    "Share of the time in flight without a stall.", most=1,
+                    "Share of the time in flight in which no rank stalls for the call. Good: high.", most=1,
                 ),
                 lines_by_operation(
-                    "Calls per second", "cps", "commtrace:communication_operations:rate", "Of all ranks."
+                    "Calls per second", "cps", "commtrace:communication_operations:rate",
+                    "Calls of all ranks. Good: it stays level.",
                 ),
             ],
         ),
@@ -348,13 +371,16 @@ def health() -> list[Row]:
                 lines(
                     "Since the last step", "s",
                     Query(f"max({silence})", "longest"), Query(f"min({silence})", "shortest"),
-                    text="Grows while a run makes no progress.",
+                    text="Time since a rank has ended a step, the longest and the shortest of all ranks; it grows "
+                    "while the run makes no progress. Good: less than a few steps.",
+                    limits=((120, "yellow"), (600, "red")),
                 ),
                 table(
                     "Ranks that wait",
                     [Query(f"topk(10, commtrace_communications_in_flight{{{RUN}}} > 0)", "in flight")],
                     [RANK_COLUMN, NODE_COLUMN, Column("Value", "Communications in flight", "none")],
-                    "Under way since before the last look at them: what a hung rank hangs in. Ten ranks at most.",
+                    "The ten ranks with the most communications that were already under way at the last look: what a "
+                    "hung rank hangs in. Good: the table is empty, or changes.",
                 ),
             ],
         ),
@@ -362,11 +388,12 @@ def health() -> list[Row]:
             [
                 lines(
                     "Dropped spans", "cps", Query(drops, "{{kind}}"),
-                    text="Anything but 0 makes the other numbers too small.",
+                    text="Spans that were not recorded; above 0 the other numbers are too small. Good: 0.",
                 ),
                 lines(
                     "Spans", "cps",
                     Query(f"sum(rate(commtrace_spans_total{{{RUN}}}[$__rate_interval]))", "all ranks"),
+                    text="Spans that are recorded, of all ranks. Good: it stays level.",
                 ),
             ],
         ),
@@ -374,15 +401,15 @@ def health() -> list[Row]:
             [
                 lines_of_ranks(
                     "Overhead", "percentunit", f"rate(commtrace_overhead_seconds_total{{{RUN}}}[$__rate_interval])",
-                    "Share of one CPU core that commtrace's own thread takes.",
+                    "Share of one CPU core that commtrace's own thread takes. Good: a few per cent.",
                 ),
                 lines_of_ranks(
                     "Clock residual", "s", f"commtrace_clock_residual_seconds{{{RUN}}}",
-                    "Error with which the monotonic clock is tied to the wall clock.",
+                    "Error with which the monotonic clock is tied to the wall clock. Good: below a millisecond.",
                 ),
                 lines_of_ranks(
                     "Clock offset", "s", f"abs(commtrace_clock_offset_seconds{{{RUN}}})",
-                    "How far the wall clock was moved since the recording began.",
+                    "How far the wall clock was moved since the recording began. Good: close to 0.",
                 ),
             ],
         ),

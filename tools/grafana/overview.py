@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+from commtrace.analysis.stragglers.limits import LIVE
+from commtrace.findings.causes import CAUSES, PART_OF_LOSS, PLACES, advice, cause_or_loss
 from tools.grafana.panels import (
     Column,
+    Limits,
     Link,
     Panel,
     Query,
     Row,
     heatmap,
     lines,
+    note,
     number,
     shares,
     table,
@@ -35,8 +40,7 @@ from tools.grafana.queries import (
     per_step,
 )
 
-ALERTS, FOUND, LAUNCH_BOUND = "Alerts", "Found by the monitor", "Launch-bound"
-"""Tables that are empty while all is well."""
+ALERTS, FINDINGS, LAUNCH_BOUND = "Alerts", "Findings", "Launch-bound"
 
 _MOST_NODES: Final = 20
 
@@ -74,7 +78,8 @@ def fleet() -> list[Row]:
                         Column("Value #F", "MFU", "percentunit"),
                         Column("Value #G", "Goodput", "percentunit"),
                     ],
-                    "Every run that reports now. A rank's score is its own work by that of its peers.",
+                    "Every run that reports now; a click leads to its overview. A rank's score is its own work, as a "
+                    "multiple of what its peers need. Good: no cell is coloured.",
                     joined_by="run_id",
                 ),
             ],
@@ -90,41 +95,48 @@ def fleet() -> list[Row]:
                         Column("severity", "Severity"),
                         Column("Value", "How many", "none"),
                     ],
-                    "That fire now. Empty is good.",
+                    "Alerts of all runs that fire now; a click leads to what to do. Good: the table is empty.",
                 ),
             ],
         ),
         Row(
             [
-                _of_runs("Step time", "s", step, "Median over 5 minutes of each run."),
+                _of_runs("Step time", "s", step, "Median step of the last 5 minutes, by run. Good: it stays level."),
                 _of_runs(
-                    "Slowest rank", "none", "commtrace:run_straggler_score:max", "1 is like its peers.", zero=False
+                    "Slowest rank", "none", "commtrace:run_straggler_score:max",
+                    "Own work of the slowest rank of each run, as a multiple of what its peers need. Good: close to "
+                    "1, below the lines.", zero=False, limits=SLOW
                 ),
             ],
         ),
         Row(
             [
-                _of_runs("MFU", "percentunit", "commtrace:mfu:mean", "Mean over ranks."),
+                _of_runs("MFU", "percentunit", "commtrace:mfu:mean",
+                    "Share of the GPUs' peak that the model's FLOPs use, mean over ranks. Good: it stays where it was "
+                    "when the run was tuned."),
                 _of_runs(
-                    "Goodput", "percentunit", "commtrace:goodput:mean", "Share of the wall time in training steps."
+                    "Goodput", "percentunit", "commtrace:goodput:mean",
+                    "Share of the wall time that is spent in training steps. Good: close to 100 % once the job has "
+                    "started."
                 ),
             ],
         ),
     ]  # fmt: skip
 
 
-def _of_runs(title: str, unit: str, series: str, text: str, *, zero: bool = True) -> Panel:
+def _of_runs(title: str, unit: str, series: str, text: str, *, zero: bool = True, limits: Limits = ()) -> Panel:
     link = Link("Run", f"/d/commtrace-overview?var-run_id=${{__field.labels.run_id}}&{KEPT}")
-    return lines(title, unit, Query(series, "{{run_id}}"), text=text, from_zero=zero, link=link)
+    return lines(title, unit, Query(series, "{{run_id}}"), text=text, from_zero=zero, link=link, limits=limits)
 
 
 def overview() -> list[Row]:
     """Return the rows that show one run at a glance."""
     worst = f"commtrace:run_straggler_score:max{{{RUN}}}"
     return [
-        Row(_first_row(worst), height=5),
-        Row(_second_row(), height=4),
-        _alerts_and_findings(),
+        _verdict_and_findings(),
+        Row(_numbers_of_the_job(worst), height=5),
+        Row(_more_numbers(), height=4),
+        _alerts(),
         _slow_nodes_and_ranks(),
         _step_times(),
         _parts_and_roles(),
@@ -133,8 +145,94 @@ def overview() -> list[Row]:
     ]
 
 
-def _alerts_and_findings() -> Row:
-    """Return the tables that are empty while all is well."""
+def _verdict_and_findings() -> Row:
+    """Return the answers for whoever was woken: what is wrong, who, since when, what it costs, what to do."""
+    hung = f"2 * (sum by (run_id) (commtrace_hung{{{RUN}}}) > bool 0)"
+    slow = f'count by (run_id) (commtrace_finding_cost_seconds{{{RUN}, kind="slow"}} > 0) > bool 0'
+    # A label of its own lets `or` keep both.
+    verdict = f'max by (run_id) ({hung} or label_replace({slow}, "of", "slow", "", ""))'
+    return Row(
+        [
+            number(
+                "Is all right?", "none", Query(verdict, ""),
+                "The worst of what is found now: ranks that hang, or something that slows the job. Good: it says yes.",
+                ((1, "orange"), (2, "red")), nothing="no rank answers",
+                words={"0": "yes", "1": "it is slow", "2": "it hangs"},
+            ),
+            _findings(),
+            note("How to read this", HOW_TO_READ),
+        ],
+        height=9,
+        widths=(4, 14, 6),
+    )  # fmt: skip
+
+
+HOW_TO_READ: Final = """\
+**Findings** are those of `commtrace top` and `commtrace summary`: what slows the job, the costliest first, then where \
+the rest of the time is lost. *Costs* is what each step would save without it, by a replay of the step.
+
+1. *It hangs*: run `commtrace doctor RUN` before anybody restarts the job. It names the rank and its line.
+2. *It is slow*: the first row of the table says who, since when, and what to do. Click on the rank.
+3. The table is empty: the job runs without the monitor (`COMMTRACE_EXPORT=prometheus,monitor`).
+
+Colours are limits: green is good. The **i** of each panel says what is good there. \
+[What the numbers mean](${docs:raw}definitions/) · [How to use these dashboards](${docs:raw}grafana/)
+"""
+
+
+def _findings() -> Panel:
+    """Return the monitor's findings with what to do, in the words of the other outputs."""
+    labels = "kind, place, cause, finding_rank"
+
+    def of_finding(series: str) -> str:
+        newest = f"max by ({labels}) ({series}{{{RUN}}})"
+        return f'label_join({newest}, "advice", "/", "cause", "place")'
+
+    cost = of_finding("commtrace_finding_cost_seconds")
+    return table(
+        FINDINGS,
+        [
+            Query(cost, "cost"),
+            Query(f"{cost} / scalar(max(commtrace:run_step_seconds:mean{{{RUN}}}))", "share"),
+            Query(f"1000 * {of_finding('commtrace_finding_since_timestamp_seconds')}", "since"),
+        ],
+        [
+            Column("kind", "Kind", words={"slow": "slow", "lost": "lost time"}, width=80),
+            Column("place", "Where", words=_PLACES, width=90),
+            Column("finding_rank", "Rank", link=link_to("rank", "rank", CELL), width=60),
+            Column("cause", "Cause", words=_CAUSES, width=150),
+            Column("Value #A", "Costs", "s", width=90),
+            Column("Value #B", "Of the step", "percentunit", ((0.03, "yellow"), (0.1, "red")), width=90),
+            Column("Value #C", "Since", "dateTimeFromNow", width=120),
+            Column("advice", "What to do", words=_ADVICE),
+        ],
+        "What slows the job, with cause, cost per step and advice, as the monitor finds it "
+        "(COMMTRACE_EXPORT=prometheus,monitor). Good: no row is of the kind slow.",
+        merged=True,
+    )  # fmt: skip
+
+
+_PLACES: Final = {
+    "ranks": "rank", "host": "host", "tensor_group": "tensor group", "stage": "stage", "link": "link",
+    "network": "network", "job": "all ranks",
+}  # fmt: skip
+_NAMES: Final = tuple(dict.fromkeys((*CAUSES, *PART_OF_LOSS)))
+_CAUSES: Final = {name: cause_or_loss(name).words for name in _NAMES}
+
+
+def _advice() -> Iterator[tuple[str, str]]:
+    """Yield what to do by cause and place; last of a cause, for all places that are not told apart."""
+    for name in _NAMES:
+        usual = advice(name, 1)
+        yield from ((f"{name}/{place}", told) for place in PLACES if (told := advice(name, 1, place)) != usual)
+        yield f"{name}/.*", usual
+
+
+_ADVICE: Final = dict(_advice())
+
+
+def _alerts() -> Row:
+    """Return what fires."""
     return Row(
         [
             table(
@@ -152,21 +250,10 @@ def _alerts_and_findings() -> Row:
                     NODE_COLUMN,
                     Column("Value", "How many", "none"),
                 ],
-                "That fire now, with a link to what to do. Empty is good.",
-            ),
-            table(
-                FOUND, [Query(f"commtrace_finding_cost_seconds{{{RUN}, kind=\"slow\"}}", "cost")],
-                [
-                    Column("finding_rank", "Rank", link=link_to("rank", "rank", CELL)),
-                    Column("place", "Place"),
-                    Column("cause", "Cause"),
-                    Column("Value", "Costs per step", "s"),
-                ],
-                "What slows the job: ranks, stages, links, with cause and cost (COMMTRACE_EXPORT=prometheus,monitor). "
-                "Empty is good.",
+                "Alerts of this run that fire now; a click leads to what to do. Good: the table is empty.",
             ),
         ],
-        height=6,
+        height=5,
     )  # fmt: skip
 
 
@@ -177,15 +264,16 @@ def _slow_nodes_and_ranks() -> Row:
             timeline(
                 "Nodes, slowest first",
                 Query(highest("node", f"commtrace:node_straggler_score:max{{{RUN}}}", _MOST_NODES), "{{node}}"),
-                f"The slowest rank of each node over time: own work by that of its peers. Shown are the "
-                f"{_MOST_NODES} nodes that were slowest in this range.",
+                "The score of each node's slowest rank over time: own work, as a multiple of what its peers need. "
+                f"Shown are the {_MOST_NODES} nodes that were slowest in this range. Good: all bands are green.",
                 SLOW,
                 link_to("node", "node", NODE_LABEL),
             ),
             table(
                 "Slowest ranks", [Query(f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})", "score")],
                 [*PLACE, Column("Value", "Score", "none", SLOW)],
-                "Own work of a rank by what the ranks of its stage need. Click for rank or node.",
+                "The ten ranks with the highest score: own work, as a multiple of what the ranks of the same stage "
+                "need. A click leads to the rank or node. Good: no score is coloured.",
             ),
         ],
         title="Who is slow, since when",
@@ -200,7 +288,8 @@ def _step_times() -> Row:
             heatmap(
                 "Steps by duration", "s",
                 Query(f"commtrace:step_duration_seconds_bucket:rate{{{RUN}}}", "{{le}}"),
-                "Buckets are 5 % apart around the usual duration. A change moves the band; outliers are above it.",
+                "How many steps took how long; buckets are 5 % apart around the usual duration. Good: one narrow, "
+                "level band, with few steps above it.",
             ),
             lines(
                 "Step time", "s",
@@ -214,7 +303,8 @@ def _step_times() -> Row:
                     "histogram_quantile(0.5, rate(commtrace_step_duration_seconds_bucket"
                     f'{{{RUN}, rank="0"}}[$__rate_interval]))', "rank 0", exemplars=True,
                 ),
-                text="A point is a step; it leads to its trace.", from_zero=False,
+                text="Duration of a step, now and an hour before; a point leads to the trace of its step. Good: "
+                "median and mean lie close together and stay level.", from_zero=False,
             ),
         ],
         title="How fast",
@@ -228,12 +318,14 @@ def _parts_and_roles() -> Row:
         [
             lines(
                 "Where the step goes", "s", *_parts_of_run(), stacked=True,
-                text="Mean over ranks, per step. The parts add up to the step.",
+                text="The parts of a step, mean over ranks; they add up to the step. Good: compute is by far the "
+                "largest part.",
             ),
             lines(
                 "Exposed by role", "percentunit",
                 Query(f"commtrace:role_exposed:mean{{{RUN}}}", "{{role}}"), stacked=True,
-                text="Share of the step in which a rank stalls for communication, waiting included.",
+                text="Share of the step in which a rank stalls for communication of this role, waiting included. "
+                "Good: a few per cent, and level.",
             ),
             lines(
                 LAUNCH_BOUND, "s",
@@ -242,7 +334,8 @@ def _parts_and_roles() -> Row:
                 ),
                 stacked=True,
                 text="Per step, mean over ranks: compute, by phase, and time in no span, for which the device waited "
-                "for its host, at most. It is no part of its own. Empty where it is not known, as without a device.",
+                "for its host, at most. It is contained in the other parts, and unknown without a device. Good: close "
+                "to 0.",
             ),
         ],
         title="Where the time goes",
@@ -256,11 +349,13 @@ def _bubble_waits_and_goodput() -> Row:
             lines(
                 "Bubble by stage", "percentunit",
                 Query(f"commtrace:stage_bubble:mean{{{RUN}}}", "stage {{pp}}"),
-                text="Share of the step in which a rank stalls for its neighbour in the pipeline.",
+                text="Share of the step in which a rank of this stage waits for its neighbours in the pipeline. Good: "
+                "close to what the schedule makes unavoidable, which commtrace pipeline prints.",
             ),
             lines_by_operation(
                 "Waiting for the last rank", "percentunit", "commtrace:exposed_wait:ratio",
-                "Of the exposed time of those calls that the monitor compares between ranks; the rest is transfer.",
+                "Share of the exposed time in which a call waits for its last rank; the rest is transfer. Needs the "
+                "monitor. Good: low; high means that some rank comes late.",
             ),
             shares(
                 "Wall time of the job", "percentunit",
@@ -268,7 +363,8 @@ def _bubble_waits_and_goodput() -> Row:
                     f"commtrace:run_seconds:mean{{{RUN}}} / ignoring (part) group_left () "
                     f"sum by (run_id) (commtrace:run_seconds:mean{{{RUN}}})", "{{part}}",
                 ),
-                "Since this launch began, mean over ranks. Goodput is the share of training.",
+                "What the wall time since this launch began was spent on, mean over ranks. Good: training has nearly "
+                "all.",
             ),
         ],
     )  # fmt: skip
@@ -285,91 +381,112 @@ def _critical_path_and_losses() -> Row:
                     "rank {{rank}}: {{kind}}",
                 ),
                 stacked=True,
-                text="Share of the steps by rank and kind, the ten largest. From commtrace metrics RUN --serve.",
+                text="Share of the critical path by rank and kind of work, the ten largest. From commtrace metrics "
+                "RUN --serve. Good: compute, evenly spread over the ranks of a stage.",
             ),
             lines(
                 "Lost time", "percentunit",
                 Query(largest_shares("delta", "commtrace_lost_seconds", "part"), "{{part}}"), stacked=True,
-                text="Share of the job's steps: the ideal time, and each loss. From commtrace metrics RUN --serve.",
+                text="The ideal time and each loss, as shares of the steps. From commtrace metrics RUN --serve. Good: "
+                "the ideal time is by far the largest.",
             ),
             lines(
                 "Lost time, by the monitor", "s",
                 Query(f'commtrace_finding_cost_seconds{{{RUN}, kind="lost"}}', "{{cause}}"), stacked=True,
-                text="Per step, beside what slows the job: exposed communication, bubble (schedule), uneven work, "
-                "input and the rest, of the steps that the monitor replays (COMMTRACE_EXPORT=prometheus,monitor).",
+                text="Seconds per step that are lost without anybody being slow: exposed communication, bubble "
+                "(schedule), uneven work, input and the rest. Needs COMMTRACE_EXPORT=prometheus,monitor. Good: small "
+                "compared with the step.",
             ),
         ],
     )  # fmt: skip
 
 
-def _first_row(worst: str) -> list[Panel]:
-    """Return the answers for whoever was woken: is it training, how fast, who is slow, since when, at what cost."""
+def _numbers_of_the_job(worst: str) -> list[Panel]:
+    """Return whether it trains, how fast, and who is slow by the sums of all ranks, which need no monitor."""
     step = f"commtrace:step_seconds:median{{{RUN}}}"
     excess, ranks = f"commtrace:run_straggler_excess_seconds:max{{{RUN}}}", f"commtrace:ranks:count{{{RUN}}}"
     return [
         number(
             "Last step ago", "s",
             Query(f"time() - max by (run_id) (commtrace_last_step_timestamp_seconds{{{RUN}}})", ""),
-            "Grows while the run makes no progress. Empty: no rank answers.", ((120, "yellow"), (600, "red")),
+            "Time since any rank has ended a step; it grows while the run makes no progress. Good: less than a few "
+            "steps.", ((120, "yellow"), (600, "red")),
             nothing="no answer",
         ),
         number(
             "Hanging ranks", "none", Query(f"sum by (run_id) (commtrace_hung{{{RUN}}})", ""),
-            "Ranks without progress for too long.", ((1, "red"),),
+            "Ranks that have made no progress for too long. Good: 0.", ((1, "red"),),
         ),
-        number("Step", "s", Query(step, ""), "Median of 5 minutes."),
+        number("Step", "s", Query(step, ""), "Median step of the last 5 minutes. Good: it stays the same."),
         number(
             "Against 1 h ago", "percentunit", Query(f"{step} / {step} offset 1h - 1", ""),
-            "Longer steps are above 0.", ((0.03, "yellow"), (0.07, "red")),
+            "Change of the step compared with an hour ago; above 0 the steps are longer. Good: below 3 "
+            "%.", ((0.03, "yellow"), (0.07, "red")),
         ),
         number(
             "Slowest rank", "none",
             Query(f"topk(1, commtrace:straggler_score:ratio{{{RUN}}})", "rank {{rank}} on {{node}}"),
-            "Own work, as a multiple of what its peers need. Click for the rank.", SLOW,
+            "The rank whose own work takes longest, as a multiple of what its peers need; a click leads to it. Good: "
+            f"below {1 + LIVE.share:.2f}.", SLOW,
             link=link_to("rank", "rank", RANK_LABEL),
         ),
         number(
             "Slow since", "dateTimeFromNow",
             Query(f"1000 * min_over_time(timestamp({worst} > 1.1)[$__range:15s]) and {worst} > 1.1", ""),
-            "When a rank first was slow in the range that is shown, if one is slow now.", nothing="nobody is slow",
+            "When a rank first was slow in the range that is shown, if one is slow now. Good: nobody is "
+            "slow.", nothing="nobody is slow",
         ),
         number(
             "GPUs lost to it", "none",
             Query(f"{excess} / commtrace:run_step_seconds:mean{{{RUN}}} * {ranks} * ({worst} > bool 1.1)", ""),
-            "The excess of the slowest rank, during which the others wait, as a share of the step, times all ranks.",
+            "The excess of the slowest rank, during which the others wait, as a share of the step, times the number "
+            "of ranks. Good: below 1.",
             ((1, "yellow"), (8, "red")),
         ),
         number(
             "Goodput", "percentunit", Query(f"commtrace:goodput:mean{{{RUN}}}", ""),
-            "Share of the wall time of this launch in training steps.",
+            "Share of the wall time of this launch that is spent in training steps. Good: close to 100 %.",
         ),
     ]  # fmt: skip
 
 
-def _second_row() -> list[Panel]:
+def _more_numbers() -> list[Panel]:
     return [
         number(
             "MFU", "percentunit", Query(f"commtrace:mfu:mean{{{RUN}}}", ""),
-            "Needs commtrace.count(model_flops=…) and a GPU whose peak is known.",
+            "Share of the GPUs' peak that the model's FLOPs use; needs commtrace.count(model_flops=…) and a GPU whose "
+            "peak is known. Good: it stays where it was when the run was tuned.",
         ),
         number(
             "Tokens per second", "short", Query(f"commtrace:tokens:rate{{{RUN}}}", ""),
-            "Sum over the ranks that call commtrace.count(tokens=…).",
+            "Tokens of all ranks that call commtrace.count(tokens=…). Good: it stays level.",
         ),
-        number("Exposed", "percentunit", Query(f"commtrace:exposed:mean{{{RUN}}}", ""), "Of the step."),
-        number("Bubble", "percentunit", Query(f"commtrace:bubble:mean{{{RUN}}}", ""), "Of the step."),
-        number("Ranks", "none", Query(f"commtrace:ranks:count{{{RUN}}}", ""), "That have ended a step and answer."),
+        number(
+            "Exposed", "percentunit", Query(f"commtrace:exposed:mean{{{RUN}}}", ""),
+            "Share of the step in which ranks stall for communication. Good: a few per cent, and level.",
+        ),
+        number(
+            "Bubble", "percentunit", Query(f"commtrace:bubble:mean{{{RUN}}}", ""),
+            "Share of the step in which ranks wait for their neighbours in the pipeline. Good: close to what the "
+            "schedule makes unavoidable.",
+        ),
+        number(
+            "Ranks", "none", Query(f"commtrace:ranks:count{{{RUN}}}", ""),
+            "Ranks that have ended a step and answer. Good: as many as the job has.",
+        ),
         number(
             "Ranks missing", "none",
             Query(f"max by (run_id) (commtrace_world_size{{{RUN}}}) - commtrace:ranks:count{{{RUN}}}", ""),
-            "Of the job, which do not answer.", ((1, "red"),),
+            "Ranks of the job that do not answer. Good: 0.", ((1, "red"),),
         ),
         number(
             "Pauses", "none", Query(f"sum by (run_id) (commtrace_open_phase{{{RUN}}})", ""),
-            "Ranks that save a checkpoint or evaluate.",
+            "Ranks that save a checkpoint or evaluate now, while no steps end. Good: 0, or all ranks at once and not "
+            "for long.",
         ),
         number(
-            "Number of the step", "none", Query(f"max by (run_id) (commtrace_last_step{{{RUN}}})", ""), "The newest."
+            "Number of the step", "none", Query(f"max by (run_id) (commtrace_last_step{{{RUN}}})", ""),
+            "The newest step that a rank has ended. Good: it grows.",
         ),
     ]  # fmt: skip
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from commtrace.trace.json_values import JsonObject, JsonValue
@@ -36,6 +38,10 @@ class Link(NamedTuple):
         return {"title": self.title, "url": self.url, "targetBlank": False}
 
 
+Words: TypeAlias = Mapping[str, str]
+"""What is shown instead of a value; keys that end in ``.*`` are patterns, and the first that fits counts."""
+
+
 class Column(NamedTuple):
     """A shown column of a table. ``name`` is a label, or ``Value``, with ``Value #B`` for the second query's."""
 
@@ -44,25 +50,34 @@ class Column(NamedTuple):
     unit: str = ""
     limits: Limits = ()
     link: Link | None = None
+    words: Words = MappingProxyType({})
+    width: int = 0  # in pixels; 0 shares what the others leave
 
 
 class Row(NamedTuple):
-    """Panels beside each other, below a heading if there is a title."""
+    """Panels beside each other, below a heading if there is a title; without ``widths`` they share the width."""
 
     panels: Sequence[Panel]
     height: int = 8
     title: str = ""
+    widths: Sequence[int] = ()
 
 
 def lines(
     title: str, unit: str, *queries: Query, text: str = "", stacked: bool = False, from_zero: bool = True,
-    most: float | None = None, link: Link | None = None,
+    most: float | None = None, link: Link | None = None, limits: Limits = (),
 ) -> Panel:  # fmt: skip
-    """Return series over time; ``stacked`` if they are parts of a whole, ``most`` is the end of the axis."""
+    """Return series over time; ``stacked`` if they are parts of a whole, ``most`` is the end of the axis.
+
+    Limits are drawn as lines.
+    """
     custom: dict[str, JsonValue] = {"fillOpacity": 70 if stacked else 5, "lineWidth": 1, "showPoints": "auto"}
     if stacked:
         custom["stacking"] = {"mode": "normal", "group": "A"}
     defaults: dict[str, JsonValue] = {"unit": unit, "custom": custom, "links": _links(link)}
+    if limits:
+        custom["thresholdsStyle"] = {"mode": "dashed"}
+        defaults["thresholds"] = _thresholds(limits)
     if from_zero:
         defaults["min"] = 0
     if most is not None:
@@ -80,11 +95,12 @@ def lines(
 
 def number(
     title: str, unit: str, query: Query, text: str = "", limits: Limits = (), *, nothing: str = "–",
-    link: Link | None = None,
+    link: Link | None = None, words: Words | None = None,
 ) -> Panel:  # fmt: skip
     """Return the newest value, large, with the legend if it has one; ``nothing`` stands where there is no value."""
     defaults: dict[str, JsonValue] = {
         "unit": unit, "noValue": nothing, "thresholds": _thresholds(limits), "links": _links(link),
+        "mappings": _mappings(words or {}),
     }  # fmt: skip
     return {
         **_panel("stat", title, text),
@@ -115,17 +131,19 @@ def shares(title: str, unit: str, query: Query, text: str = "") -> Panel:
 
 def table(
     title: str, queries: Sequence[Query], columns: Sequence[Column], text: str = "", *, joined_by: str = "",
-    nothing: str = "–",
+    merged: bool = False, nothing: str = "–",
 ) -> Panel:  # fmt: skip
     """Return the newest value of each series, the highest of the first query first, with these columns in this order.
 
-    Several queries need a label that they are ``joined_by``. The value of a single one is called ``Value``, those of
-    several ``Value #A``, ``Value #B``.
+    Several queries need a label that they are ``joined_by``, or are ``merged`` by all their labels. The value of a
+    single one is called ``Value``, those of several ``Value #A``, ``Value #B``.
     """
     first_value = next(column for column in columns if column.name.startswith("Value"))
     transformations: list[JsonObject] = []
     if joined_by:
         transformations.append({"id": "joinByField", "options": {"byField": joined_by, "mode": "outer"}})
+    if merged:
+        transformations.append({"id": "merge", "options": {}})
     transformations += [
         {"id": "filterFieldsByName", "options": {"include": {"names": [column.name for column in columns]}}},
         {
@@ -146,6 +164,11 @@ def table(
         "targets": [{**_instant(place, query), "format": "table"} for place, query in enumerate(queries)],
         "transformations": transformations,
     }
+
+
+def note(title: str, text: str) -> Panel:
+    """Return a text in Markdown."""
+    return {"type": "text", "title": title, "options": {"mode": "markdown", "content": text}}
 
 
 def matrix(title: str, unit: str, series: str, rows: str, columns: str, text: str = "", limits: Limits = ()) -> Panel:
@@ -241,9 +264,9 @@ def arrange(rows: Sequence[Row]) -> list[Panel]:
             heading: Panel = {"type": "row", "title": row.title, "collapsed": False, "panels": [], "gridPos": place}
             placed.append({**heading, "id": len(placed) + 1})
             down += 1
-        width = WIDTH // len(row.panels)
-        for across, panel in enumerate(row.panels):
-            place = {"x": across * width, "y": down, "w": width, "h": row.height}
+        widths = row.widths or [WIDTH // len(row.panels)] * len(row.panels)
+        for panel, width, end in zip(row.panels, widths, accumulate(widths), strict=True):
+            place = {"x": end - width, "y": down, "w": width, "h": row.height}
             placed.append({**panel, "id": len(placed) + 1, "gridPos": place})
         down += row.height
     return placed
@@ -281,7 +304,22 @@ def _override(column: Column) -> JsonObject:
         ]
     if column.link:
         properties.append({"id": "links", "value": _links(column.link)})
+    if column.words:
+        properties.append({"id": "mappings", "value": _mappings(column.words)})
+    if column.width:
+        properties.append({"id": "custom.width", "value": column.width})
+    elif column.words:  # long texts
+        properties.append({"id": "custom.cellOptions", "value": {"type": "auto", "wrapText": True}})
     return {"matcher": {"id": "byName", "options": column.heading}, "properties": properties}
+
+
+def _mappings(words: Words) -> list[JsonValue]:
+    return [
+        {"type": "regex", "options": {"pattern": f"^{value}$", "result": {"text": text, "index": index}}}
+        if value.endswith(".*")
+        else {"type": "value", "options": {value: {"text": text, "index": index}}}
+        for index, (value, text) in enumerate(words.items())
+    ]
 
 
 def _links(link: Link | None) -> list[JsonValue]:

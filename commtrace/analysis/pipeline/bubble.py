@@ -86,7 +86,7 @@ class RankWaits:
     unmatched_ns: int
 
     def __add__(self, later: RankWaits) -> RankWaits:
-        sums = {own.name: getattr(self, own.name) + getattr(later, own.name) for own in fields(self)[3:]}
+        sums = {field.name: getattr(self, field.name) + getattr(later, field.name) for field in fields(self)[3:]}
         return RankWaits(
             stage=later.stage if self.stage is None else self.stage,
             num_steps=self.num_steps + later.num_steps,
@@ -117,8 +117,8 @@ def measure_waits(run: Run, matches: Matches, roles: Roles) -> dict[int, RankWai
 def bubbles_of_stages(ranks: Mapping[int, RankWaits], causes: Mapping[int, BubbleCause]) -> list[StageBubble]:
     """Return the stages of a pipeline, ascending; without causes, only the measured fields."""
     stages: dict[int, list[int]] = {}
-    for rank, own in ranks.items():
-        stages.setdefault(own.stage or 0, []).append(rank)
+    for rank, waits in ranks.items():
+        stages.setdefault(waits.stage or 0, []).append(rank)
     return [_stage(stage, stages[stage], ranks, causes) for stage in sorted(stages)]
 
 
@@ -139,25 +139,27 @@ class BubbleCauses:
     ranks: Mapping[int, BubbleCause]
 
     def __add__(self, later: BubbleCauses) -> BubbleCauses:
-        pairs = {rank: zip(own, later.ranks[rank], strict=True) for rank, own in self.ranks.items()}
-        return BubbleCauses({rank: BubbleCause._make(one + more for one, more in pair) for rank, pair in pairs.items()})
+        pairs = {rank: zip(cause, later.ranks[rank], strict=True) for rank, cause in self.ranks.items()}
+        return BubbleCauses(
+            {rank: BubbleCause._make(earlier + more for earlier, more in pair) for rank, pair in pairs.items()}
+        )
 
 
 def replayed_bubbles(observed: ObservedSteps, ideal: Ideal) -> BubbleCauses:
     """Replay the steps with ever more ideal durations."""
-    found = np.zeros((len(BubbleCause._fields) - 1, len(observed.ranks)), np.int64)
+    waits_ns = np.zeros((len(BubbleCause._fields) - 1, len(observed.ranks)), np.int64)
     for part in observed.parts:
         mean_ns, equal_ns = ideal.of_work(observed.entries, part.entry, part.total_ns)
         measured_ns, of_pipeline = part.transfer_ns, part.is_of_pipeline
         no_p2p = np.where(of_pipeline, 0, measured_ns)
         typical = np.where(of_pipeline, 0, ideal.of_transfers(observed.kinds, part.kind, measured_ns))
         scenarios = ((None, no_p2p), (mean_ns, typical), (equal_ns, typical), (None, measured_ns))
-        for row, (work_ns, transfer_ns) in zip(found, scenarios, strict=True):
+        for row, (work_ns, transfer_ns) in zip(waits_ns, scenarios, strict=True):
             waits = part.waits_between_stages(work_ns, transfer_ns).sum(axis=1)
             np.add.at(row, part.stalls.rank, waits)
     return BubbleCauses(
         {
-            rank: BubbleCause(len(observed.steps), *map(float, found[:, index].tolist()))
+            rank: BubbleCause(len(observed.steps), *map(float, waits_ns[:, index].tolist()))
             for index, rank in enumerate(observed.ranks.tolist())
         }
     )
@@ -173,9 +175,9 @@ def _measure(
 ) -> dict[int, RankWaits]:
     """Return the work and the waits of the ranks of a block."""
     spans, kind, rank = block.spans, block.spans.kind, block.per_row(np.arange(len(block.ranks)))
-    replica = np.array([replicas[one] for one in block.ranks], np.int64)
+    replica = np.array([replicas[member] for member in block.ranks], np.int64)
     stall_ready, stall_complete = (
-        block.together({one: getattr(matches.ranks[one], column) for one in block.ranks})
+        block.together({member: getattr(matches.ranks[member], column) for member in block.ranks})
         for column in ("stall_ready", "stall_complete")
     )
     steps = np.flatnonzero(kind == schema.STEP)
@@ -213,7 +215,7 @@ def _measure(
         return [*map(int, np.bincount(rank[rows], minlength=len(block.ranks)))]
 
     columns = zip(  # in the order of the fields of RankWaits
-        [told_stage(run.ranks[one]) for one in block.ranks],
+        [told_stage(run.ranks[member]) for member in block.ranks],
         count(steps),
         chunks.tolist(),
         count(forward),
@@ -231,7 +233,7 @@ def _measure(
         total(stalls[unmatched], (end - start)[unmatched]),
         strict=True,
     )
-    return {one: RankWaits(*values) for one, values in zip(block.ranks, columns, strict=True)}
+    return {member: RankWaits(*values) for member, values in zip(block.ranks, columns, strict=True)}
 
 
 class _TurningPoints(NamedTuple):
@@ -342,9 +344,9 @@ def _stage(
     def mean(name: str) -> int:
         return round(float(np.mean([measured[rank].per_step(name) for rank in ranks])))
 
-    def mean_of_one(name: str, count: str) -> int:
+    def mean_of_each(name: str, count: str) -> int:
         known = [measured[rank] for rank in ranks]
-        return round(float(np.mean([getattr(own, name) / max(getattr(own, count), 1) for own in known])))
+        return round(float(np.mean([getattr(waits, name) / max(getattr(waits, count), 1) for waits in known])))
 
     warm_up, steady, cool_down = mean("warm_up_ns"), mean("steady_ns"), mean("cool_down_ns")
     bubble = warm_up + steady + cool_down
@@ -353,8 +355,8 @@ def _stage(
     return StageBubble(
         stage=stage,
         ranks=tuple(ranks),
-        forward_ns=mean_of_one("forward_ns", "forwards"),
-        backward_ns=mean_of_one("backward_ns", "backwards"),
+        forward_ns=mean_of_each("forward_ns", "forwards"),
+        backward_ns=mean_of_each("backward_ns", "backwards"),
         work_ns=mean("work_ns"),
         wall_ns=mean("wall_ns"),
         phase_ns=mean("phase_ns"),

@@ -101,15 +101,15 @@ class PipelineTotals:
     last_step: Mapping[int, Actions]  # of the last step that all ranks recorded; empty without one
 
     def __add__(self, later: PipelineTotals) -> PipelineTotals:
-        ranks = {rank: own + later.ranks[rank] for rank, own in self.ranks.items()}
+        ranks = {rank: waits + later.ranks[rank] for rank, waits in self.ranks.items()}
         return PipelineTotals(ranks, later.last_step or self.last_step)
 
     def by_stage(self) -> dict[int, list[int]]:
         """Return the ranks of each stage that run forwards, ascending."""
         stages: dict[int, list[int]] = {}
-        for rank, own in self.ranks.items():
-            if own.chunks:
-                stages.setdefault(own.stage or 0, []).append(rank)
+        for rank, waits in self.ranks.items():
+            if waits.chunks:
+                stages.setdefault(waits.stage or 0, []).append(rank)
         return dict(sorted(stages.items()))
 
     @property
@@ -197,11 +197,11 @@ def _of_several_pipelines(
 ) -> RecognisedSchedule | None:
     """Return an unknown schedule if ranks of one stage differ, as one rank cannot stand for them; else None."""
     for stage, (first, *others) in by_stage.items():
-        for other in others:
-            if not np.array_equal(orders[first].letter == "F", orders[other].letter == "F"):
+        for second in others:
+            if not np.array_equal(orders[first].letter == "F", orders[second].letter == "F"):
                 return RecognisedSchedule(
                     UNKNOWN,
-                    f"Ranks {first} and {other}, both of stage {stage}, run different forwards and backwards in a "
+                    f"Ranks {first} and {second}, both of stage {stage}, run different forwards and backwards in a "
                     "step: there is more than one pipeline, or some of them were not recorded.",
                 )
     return None

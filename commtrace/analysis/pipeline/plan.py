@@ -117,10 +117,10 @@ def _phase_times(program: Program, step: int) -> _PhaseTimes:
 
 def _of_rank(program: Program, times: _PhaseTimes, rank: int) -> RankPlan | None:
     segments = program.segments
-    own = (segments.rank[times.segment] == rank) & np.isin(segments.kind[times.segment], (FORWARD, BACKWARD))
-    if not own.any():
+    of_rank = (segments.rank[times.segment] == rank) & np.isin(segments.kind[times.segment], (FORWARD, BACKWARD))
+    if not of_rank.any():
         return None
-    segment, start, end = times.segment[own], times.start[own], times.end[own]
+    segment, start, end = times.segment[of_rank], times.start[of_rank], times.end[of_rank]
     _, first, phase = np.unique(
         pack([segments.kind[segment], segments.instance[segment]]), return_index=True, return_inverse=True
     )
@@ -147,13 +147,13 @@ def plan_timeline(run: Run, plan: PlannedPipeline) -> PlanTimeline:
             "timings": list(schema.TIMINGS),
             "roles": ["pp"],
             "names": [],
-            "ranks": [_outline(run.ranks[one.rank]) for one in plan.ranks],
+            "ranks": [_outline(run.ranks[planned.rank]) for planned in plan.ranks],
         },
         "step": {
             "step": plan.step,
             "base_ns": 0,
             "duration_ns": plan.duration_ns,
-            "ranks": [_boxes(index, one, plan.duration_ns) for index, one in enumerate(plan.ranks)],
+            "ranks": [_boxes(index, planned, plan.duration_ns) for index, planned in enumerate(plan.ranks)],
         },
     }
 

@@ -78,16 +78,18 @@ def assumptions(
     The first and the last of these compare with stages that have neither embedding nor head: with two stages they have
     no alternatives.
     """
-    found = []
+    assumptions = []
     if changes.layers:
-        found.append(Assumption("time of a layer", _other_layers(parts, changes)))
+        assumptions.append(Assumption("time of a layer", _other_layers(parts, changes)))
     if assumes_weights:
         shares = [_share_beyond_forward(_times_of_stage(parts, stage)) for stage in range(parts.stages)]
-        other = tuple(replace(own, weights=share) for own, share in zip(lengths, shares, strict=True))
-        found.append(Assumption("split of backwards", (other,)))
+        lengths_by_shares = tuple(
+            replace(of_stage, weights=share) for of_stage, share in zip(lengths, shares, strict=True)
+        )
+        assumptions.append(Assumption("split of backwards", (lengths_by_shares,)))
     if changes.recompute:
-        found.append(Assumption("what is recomputed", _repeated_without_ends(parts, lengths)))
-    return tuple(found)
+        assumptions.append(Assumption("what is recomputed", _repeated_without_ends(parts, lengths)))
+    return tuple(assumptions)
 
 
 def spread_of_microbatches(parts: PipelineParts, microbatches: int) -> float | None:
@@ -100,7 +102,7 @@ def spread_of_microbatches(parts: PipelineParts, microbatches: int) -> float | N
     if parts.microbatches < 2:
         return None
     added = abs(microbatches - parts.microbatches)
-    longest = max((_times_by_microbatch(parts, stage) for stage in range(parts.stages)), key=lambda own: own.mean())
+    longest = max((_times_by_microbatch(parts, stage) for stage in range(parts.stages)), key=lambda times: times.mean())
     return CONFIDENCE * added * float(np.std(longest, ddof=1)) / math.sqrt(parts.microbatches)
 
 
@@ -138,8 +140,8 @@ def _layers_before(parts: PipelineParts, changes: Changes) -> tuple[int, ...]:
 def _layer_times(parts: PipelineParts, before: tuple[int, ...]) -> list[tuple[float, float]]:
     """Return the forward and the backward of a layer of each stage, ns."""
     times = [_times_of_stage(parts, stage) for stage in range(parts.stages)]
-    forward = _without_ends([own.forward / count for own, count in zip(times, before, strict=True)])
-    backward = _without_ends([own.backward / count for own, count in zip(times, before, strict=True)])
+    forward = _without_ends([of_stage.forward / count for of_stage, count in zip(times, before, strict=True)])
+    backward = _without_ends([of_stage.backward / count for of_stage, count in zip(times, before, strict=True)])
     return list(zip(forward, backward, strict=True))
 
 
@@ -155,8 +157,8 @@ def _with_layers(
     """Return the lengths of stages if each layer that comes or goes takes so long: forward and backward, by stage."""
     lengths = []
     for stage, (forward, backward) in enumerate(layer):
-        added, own = changes.layers[stage] - before[stage], _times_of_stage(parts, stage)
-        lengths.append(StageLengths(1 + added * forward / own.forward, 1 + added * backward / own.backward))
+        added, of_stage = changes.layers[stage] - before[stage], _times_of_stage(parts, stage)
+        lengths.append(StageLengths(1 + added * forward / of_stage.forward, 1 + added * backward / of_stage.backward))
     return tuple(lengths)
 
 
@@ -166,7 +168,7 @@ def _other_layers(parts: PipelineParts, changes: Changes) -> tuple[tuple[StageLe
     before = _layers_before(parts, changes)
     layer = _layer_times(parts, before)
     fastest, slowest = min(layer, key=sum), max(layer, key=sum)
-    return tuple(_with_layers(parts, changes, before, [one] * parts.stages) for one in (fastest, slowest))
+    return tuple(_with_layers(parts, changes, before, [extreme] * parts.stages) for extreme in (fastest, slowest))
 
 
 def _share_beyond_forward(times: _StageTimes) -> float:
@@ -180,8 +182,8 @@ def _repeated_without_ends(
     if parts.stages < 3:
         return ()
     forwards = [_times_of_stage(parts, stage).forward for stage in range(parts.stages)]
-    shares = [one / whole for one, whole in zip(_without_ends(forwards), forwards, strict=True)]
-    return (tuple(replace(own, repeated=share) for own, share in zip(lengths, shares, strict=True)),)
+    shares = [time / whole for time, whole in zip(_without_ends(forwards), forwards, strict=True)]
+    return (tuple(replace(of_stage, repeated=share) for of_stage, share in zip(lengths, shares, strict=True)),)
 
 
 def _times_of_stage(parts: PipelineParts, stage: int) -> _StageTimes:

@@ -56,21 +56,25 @@ def with_network(
     fixed_ns, inseparable = _latencies(recorded)
     notes = list(durations.assumptions)
     for change in bandwidth:
-        own = _transfers_of(recorded, change.role, "--bandwidth")
+        chosen = _transfers_of(recorded, change.role, "--bandwidth")
         variable = np.maximum(ns - fixed_ns, 0.0)
         faster = variable / change.factor if change.gbps is None else _bus_bytes(recorded) / change.gbps
-        ns = np.where(own, np.minimum(ns, fixed_ns) + faster, ns)
-        if kinds := _named(recorded, own & inseparable):
+        ns = np.where(chosen, np.minimum(ns, fixed_ns) + faster, ns)
+        if kinds := _named(recorded, chosen & inseparable):
             notes.append(
                 "Latency and bandwidth cannot be told apart where all calls of an operation are of about one size: "
                 f"all of the time of {kinds} is taken to depend on the bandwidth."
             )
-    for one in latency:
-        own = _transfers_of(recorded, one.role, "--latency")
-        new = fixed_ns * one.factor + one.ns if one.is_added else np.full(len(ns), float(one.ns))
-        ns = np.where(own, np.maximum(ns - fixed_ns + new, 0.0), ns)
-        needs_latency = not one.is_added or one.factor != 1.0
-        if needs_latency and (kinds := _named(recorded, own & inseparable)):
+    for latency_change in latency:
+        chosen = _transfers_of(recorded, latency_change.role, "--latency")
+        new = (
+            fixed_ns * latency_change.factor + latency_change.ns
+            if latency_change.is_added
+            else np.full(len(ns), float(latency_change.ns))
+        )
+        ns = np.where(chosen, np.maximum(ns - fixed_ns + new, 0.0), ns)
+        needs_latency = not latency_change.is_added or latency_change.factor != 1.0
+        if needs_latency and (kinds := _named(recorded, chosen & inseparable)):
             notes.append(
                 "Latency and bandwidth cannot be told apart where all calls of an operation are of about one size: the "
                 f"latency of {kinds} is taken as 0."
@@ -92,14 +96,14 @@ def recorded_gbps(recorded: RecordedSteps, changes: Sequence[BandwidthChange]) -
     """
     fixed_ns, _ = _latencies(recorded)
     variable_ns = np.maximum(recorded.transfer_ns - fixed_ns, 0.0)
-    moved, found = _bus_bytes(recorded), {}
+    moved, gbps = _bus_bytes(recorded), {}
     for change in changes:
-        own = recorded.of_role(change.role)
-        exact = own & recorded.joins.transfers.exact
-        own = exact if exact.any() else own
-        if total_ns := float(variable_ns[own].sum()):
-            found[change.role] = float(moved[own].sum()) / total_ns
-    return found
+        chosen = recorded.of_role(change.role)
+        exact = chosen & recorded.joins.transfers.exact
+        chosen = exact if exact.any() else chosen
+        if total_ns := float(variable_ns[chosen].sum()):
+            gbps[change.role] = float(moved[chosen].sum()) / total_ns
+    return gbps
 
 
 def _bus_bytes(recorded: RecordedSteps) -> Float64:
@@ -124,14 +128,14 @@ def _named(recorded: RecordedSteps, chosen: Bool) -> str:
 
 
 def _transfers_of(recorded: RecordedSteps, role: str, option: str) -> Bool:
-    own = recorded.of_role(role)
-    if not own.any():
+    chosen = recorded.of_role(role)
+    if not chosen.any():
         held = sorted({recorded.roles.words[code] for code in np.unique(recorded.transfer_role).tolist() if code >= 0})
         raise ConfigurationError(
             f"{option} {role}=…: these steps have no communication of role {role}; they have "
             f"{', '.join(held) or 'none'}"
         )
-    return own
+    return chosen
 
 
 def _latencies(recorded: RecordedSteps) -> tuple[Float64, Bool]:
@@ -146,16 +150,16 @@ def _latencies(recorded: RecordedSteps) -> tuple[Float64, Bool]:
         return latency, unknown
     first, kind = grouped(pack([recorded.transfer_role, transfers.name, transfers.participants]))
     for number in range(len(first)):
-        own = np.flatnonzero((kind == number) & (transfers.participants[first[number]] > 1))
-        if not len(own):
+        same_kind = np.flatnonzero((kind == number) & (transfers.participants[first[number]] > 1))
+        if not len(same_kind):
             continue
-        num_bytes = transfers.bytes[own]
+        num_bytes = transfers.bytes[same_kind]
         least, most = int(num_bytes.min()), int(num_bytes.max())
         if most < _SIZES_APART * max(least, 1):
-            unknown[own] = True
+            unknown[same_kind] = True
             continue
-        short, long = (_usual_ns(transfers, own[num_bytes == size]) for size in (least, most))
-        latency[own] = min(max(short - (long - short) * least / (most - least), 0.0), short)
+        short, long = (_usual_ns(transfers, same_kind[num_bytes == size]) for size in (least, most))
+        latency[same_kind] = min(max(short - (long - short) * least / (most - least), 0.0), short)
     return latency, unknown
 
 
@@ -170,11 +174,11 @@ def with_overlap(recorded: RecordedSteps, durations: Durations, changes: Sequenc
     piece_ns, transfer_ns = durations.piece_ns.copy(), durations.transfer_ns.copy()
     notes = list(durations.assumptions)
     for change in changes:
-        own = _transfers_of(recorded, change.role, "--overlap")
+        chosen = _transfers_of(recorded, change.role, "--overlap")
         if change.is_perfect:
-            transfer_ns[own] = 0
+            transfer_ns[chosen] = 0
             continue
-        hidden = np.flatnonzero(own & overlapping(recorded))
+        hidden = np.flatnonzero(chosen & overlapping(recorded))
         np.add.at(piece_ns, recorded.lanes.starts.piece[hidden], transfer_ns[hidden])
         notes.append(
             f"Operations of {change.role} that queued behind one another start as late as they did: without overlap "
@@ -271,7 +275,7 @@ def _mean_elsewhere(work: Int64, total: Float64, mended: Bool, others: Bool) -> 
         held = np.bincount(work[chosen], minlength=count)
         summed = np.bincount(work[chosen], total[chosen], minlength=count)
         means.append(np.where(held > 0, summed / np.maximum(held, 1), np.nan))
-    elsewhere, own = means
+    of_others, of_slow = means
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.where(own > 0, elsewhere / own, 1.0)
-    return np.asarray(np.where(np.isnan(elsewhere), np.nan, ratio)[work])
+        ratio = np.where(of_slow > 0, of_others / of_slow, 1.0)
+    return np.asarray(np.where(np.isnan(of_others), np.nan, ratio)[work])

@@ -58,7 +58,7 @@ class LaneParts:
         gaps: dict[tuple[str, str], list[int]] = defaultdict(list)
         for pair, gap in zip(pairwise(letters), self.gap_ns[1:].tolist(), strict=True):
             gaps[pair].append(gap)
-        of_any = [gap for own in gaps.values() for gap in own] or [0]
+        of_any = [gap for between in gaps.values() for gap in between] or [0]
         return {
             (before, after): float(np.mean(gaps.get((_plain(before), _plain(after)), of_any)))
             for before, after in pairs
@@ -139,7 +139,7 @@ def _lane(
     first_inside = np.maximum(at_begin, np.searchsorted(lane.wait_end, begin, side="right"))
     end_inside = np.searchsorted(lane.wait_begin, end, side="left")
     inside = _sum_between(waited_before, first_inside, end_inside)
-    other = _sum_between(worked_before(np.where(lane.is_between_stages, 0, waits)), first_inside, end_inside)
+    waited_ns = _sum_between(worked_before(np.where(lane.is_between_stages, 0, waits)), first_inside, end_inside)
     first_between = np.searchsorted(lane.wait_begin, np.append(0, end[:-1]), side="left")
     between = _sum_between(waited_before, first_between, np.searchsorted(lane.wait_end, begin, side="right"))
     return LaneParts(
@@ -147,7 +147,7 @@ def _lane(
         begin=begin,
         end=end,
         busy_ns=ends - begins - inside,
-        waited_ns=other,
+        waited_ns=waited_ns,
         gap_ns=begins - np.concatenate([[lane.replayed[0]], ends[:-1]]) - between,
         recompute_ns=_recomputed(recorded, lane, rank, number, origin, begin, end),
         transfer_ns=usual_transfer_ns,
@@ -196,13 +196,13 @@ def _recomputed(
 ) -> Int64:
     spans = recorded.run.ranks[rank].spans
     rows = np.flatnonzero((spans.kind == schema.RECOMPUTE) & (spans.step == number))
-    found = np.zeros(len(begin), np.int64)
+    recomputed_ns = np.zeros(len(begin), np.int64)
     for row in rows.tolist():
         first, last = int(spans.start[row]) - origin, int(spans.end[row]) - origin
         holder = int(np.searchsorted(begin, first, side="right")) - 1
         if holder >= 0 and last <= int(end[holder]):
-            found[holder] += int(lane.at(last, before=True)[0] - lane.at(first)[0])
-    return found
+            recomputed_ns[holder] += int(lane.at(last, before=True)[0] - lane.at(first)[0])
+    return recomputed_ns
 
 
 def _usual_transfers(recorded: RecordedSteps, durations: Durations) -> dict[tuple[int, int], float]:
@@ -212,15 +212,15 @@ def _usual_transfers(recorded: RecordedSteps, durations: Durations) -> dict[tupl
     """
     transfers, received = recorded.joins.transfers, np.flatnonzero(_received(recorded))
     received = received[exact_of_each(transfers.exact[received], pack((transfers.rank, transfers.step))[received])]
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    times: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, step, time in zip(
         transfers.rank[received].tolist(),
         transfers.step[received].tolist(),
         durations.transfer_ns[received].tolist(),
         strict=True,
     ):
-        found[rank, step].append(time)
-    return {place: median(own) for place, own in found.items()}
+        times[rank, step].append(time)
+    return {key: median(received_ns) for key, received_ns in times.items()}
 
 
 def _received(recorded: RecordedSteps) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
@@ -237,10 +237,10 @@ def _messages(recorded: RecordedSteps, lanes: Sequence[Sequence[LaneParts]]) -> 
     )
     delays = np.zeros(len(recorded.ranks), np.int64)
     for index, rank in enumerate(recorded.ranks.tolist()):
-        own = np.flatnonzero(sent & (transfers.rank == rank))
+        sends = np.flatnonzero(sent & (transfers.rank == rank))
         spans = recorded.run.ranks[rank].spans
         late = []
-        for transfer in own.tolist():
+        for transfer in sends.tolist():
             step = int(transfers.step[transfer])
             start = int(spans.start[transfers.row[transfer]] - recorded.lanes.step_start[index, step])
             parts = lanes[index][step]
@@ -260,16 +260,16 @@ def _pipelines(run: Run, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     for rank in ranks:
         trace = run.ranks[rank]
         stages[_replica(trace)][stage_of(trace)] = index[rank]
-    found = [tuple(own[stage] for stage in sorted(own)) for own in stages.values()]
-    lengths = {len(own) for own in found}
-    numbers = {tuple(sorted(own)) for own in stages.values()}
+    pipelines = [tuple(by_stage[stage] for stage in sorted(by_stage)) for by_stage in stages.values()]
+    lengths = {len(pipeline) for pipeline in pipelines}
+    numbers = {tuple(sorted(by_stage)) for by_stage in stages.values()}
     length = max(lengths)
-    if lengths != {length} or numbers != {tuple(range(length))} or sum(map(len, found)) != len(ranks):
+    if lengths != {length} or numbers != {tuple(range(length))} or sum(map(len, pipelines)) != len(ranks):
         raise ConfigurationError(
             "the stages of this run's pipelines are not all known: ranks are missing, or their place was not recorded. "
             "commtrace pipeline RUN says what is known."
         )
-    return tuple(sorted(found))
+    return tuple(sorted(pipelines))
 
 
 def _replica(trace: RankTrace) -> tuple[tuple[str, int], ...] | tuple[int, ...]:
@@ -277,7 +277,9 @@ def _replica(trace: RankTrace) -> tuple[tuple[str, int], ...] | tuple[int, ...]:
     for group in trace.groups.values():
         if group.role == PIPELINE and trace.rank in group.ranks:
             return group.ranks
-    return tuple(sorted((name, place) for name, place in trace.coordinates.items() if name not in ("pp", "ep")))
+    return tuple(
+        sorted((name, coordinate) for name, coordinate in trace.coordinates.items() if name not in ("pp", "ep"))
+    )
 
 
 def _places(
@@ -288,7 +290,7 @@ def _places(
     for stage, index in enumerate(pipelines[0]):
         named = run.ranks[ranks[index]].topology.get("stage_indices", [])
         if len(named) == chunks:
-            places |= {(stage, chunk): int(place) for chunk, place in enumerate(named)}
+            places |= {(stage, chunk): int(position) for chunk, position in enumerate(named)}
     return places
 
 

@@ -115,9 +115,9 @@ def pipeline_graph(
     first = np.array([0, *accumulate(len(order) for order in orders)], np.int64)
     if places is None:
         places = places_in_a_loop(len(orders), 1 + max(action.chunk for action in actions))
-    own, message = _inputs(actions, stage.tolist(), places)
+    within_stage, message = _inputs(actions, stage.tolist(), places)
     end = np.arange(len(actions)) + stage + 1
-    needed = np.concatenate([message, own])
+    needed = np.concatenate([message, within_stage])
     return PipelineGraph(
         actions=actions,
         stage=stage,
@@ -134,17 +134,17 @@ def _inputs(
     actions: Sequence[Action], stage: Sequence[int], places: Mapping[tuple[int, int], int]
 ) -> tuple[Int64, Int64]:
     """Return pairs of actions, the first of which makes what the second needs: within a stage, and between two."""
-    last_place = max(places.values())
+    last_position = max(places.values())
     done: dict[tuple[str, int, int], int] = {}
     needs: list[tuple[int, tuple[str, int, int]]] = []
     for number, action in enumerate(actions):
         if action.letter == WEIGHTS:
             continue
         way = FORWARD if action.letter == FORWARD else BACKWARD
-        place = places[stage[number], action.chunk]
-        done[way, place, action.microbatch] = number
-        source = place - 1 if way == FORWARD else place + 1
-        if 0 <= source <= last_place:
+        position = places[stage[number], action.chunk]
+        done[way, position, action.microbatch] = number
+        source = position - 1 if way == FORWARD else position + 1
+        if 0 <= source <= last_position:
             needs.append((number, (way, source, action.microbatch)))
     pairs: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []
     for number, needed in needs:
@@ -153,5 +153,5 @@ def _inputs(
                 f"microbatch {needed[2]} was not recorded on all stages, so the schedule cannot be rebuilt"
             )
         pairs[stage[done[needed]] != stage[number]].append((done[needed], number))
-    own, messages = (np.array(each, np.int64).reshape(-1, 2) for each in pairs)
-    return own, messages
+    within_stage, messages = (np.array(each, np.int64).reshape(-1, 2) for each in pairs)
+    return within_stage, messages

@@ -287,7 +287,7 @@ def _replayed_outcome(
     changed_ns = recorded.step_ns(times)
     others_ns = {}
     if stand_ins is not None:
-        others_ns[_STAND_IN] = [recorded.step_ns(recorded.times(*other[:2])) for other in stand_ins]
+        others_ns[_STAND_IN] = [recorded.step_ns(recorded.times(*stand_in[:2])) for stand_in in stand_ins]
     unchanged_ns = recorded.step_ns(model.times)
     prediction = _prediction(
         recorded,
@@ -317,7 +317,7 @@ def _rebuilt_outcome(
 
     others_ns = {}
     if stand_ins is not None:
-        others_ns[_STAND_IN] = [plan.step_ns(recorded, other, changes, plan.lengths) for other in stand_ins]
+        others_ns[_STAND_IN] = [plan.step_ns(recorded, stand_in, changes, plan.lengths) for stand_in in stand_ins]
     for assumption in plan.assumed:
         others_ns[assumption.name] = [
             plan.step_ns(recorded, durations, changes, lengths, parts) for lengths in assumption.alternatives
@@ -353,7 +353,7 @@ def _rebuilt_outcome(
 def _spreads(answer_ns: Int64, others_ns: Mapping[str, Sequence[Int64]]) -> tuple[UncertaintyPart, ...]:
     """Return how far the mean step moves with each assumption made otherwise, at most."""
     return tuple(
-        UncertaintyPart(name, max(abs(float(other.mean() - answer_ns.mean())) for other in others))
+        UncertaintyPart(name, max(abs(float(alternative.mean() - answer_ns.mean())) for alternative in others))
         for name, others in others_ns.items()
         if others
     )
@@ -448,15 +448,15 @@ class _Plan(NamedTuple):
     @classmethod
     def of(cls, analysis: Analysis, parts: PipelineParts, changes: Changes) -> _Plan:
         rows = analysis.replayed
-        found = pipeline_totals(rows.run, rows.matches, rows.roles).pipeline()
-        recognised = found.schedule if found else (ONE_F_ONE_B if parts.stages == 1 else UNKNOWN)
+        pipeline = pipeline_totals(rows.run, rows.matches, rows.roles).pipeline()
+        recognised = pipeline.schedule if pipeline else (ONE_F_ONE_B if parts.stages == 1 else UNKNOWN)
         microbatches = parts.microbatches if changes.microbatches is None else changes.microbatches
         chunks = _chunks(parts, changes)
         schedule = _schedule(recognised, chunks, changes)
         planned: tuple[tuple[Action, ...], ...] = ()
         if changes.schedule or changes.chunks is not None or microbatches != parts.microbatches:
             if not schedule:
-                reason = found.reason if found and found.reason else f"commtrace calls it {recognised}"
+                reason = pipeline.reason if pipeline and pipeline.reason else f"commtrace calls it {recognised}"
                 raise ConfigurationError(
                     f"The schedule of this run cannot be written anew ({reason}). Say which one to run: "
                     f"--schedule {', '.join(WRITTEN)}."

@@ -71,12 +71,12 @@ def predicted_ranks(outcome: Outcome) -> Iterator[PredictedRank]:
         counts: dict[tuple[int, int, int], int] = {}
         for step in steps:
             lane = lane_times(recorded, outcome.durations.piece_ns, times, index, step)
-            own = _moved(outcome, lane, times, index, step)
+            new_rows = _moved(outcome, lane, times, index, step)
             if outcome.rebuilt is not None:
-                own += _actions(outcome, outcome.rebuilt, index, step)
-                own += _messages_of(outcome, messages[step], index, step, counts)
-            own.sort(key=lambda row: (row.start, -row.end))
-            rows += [row._replace(start=row.start + origins[step], end=row.end + origins[step]) for row in own]
+                new_rows += _actions(outcome, outcome.rebuilt, index, step)
+                new_rows += _messages_of(outcome, messages[step], index, step, counts)
+            new_rows.sort(key=lambda row: (row.start, -row.end))
+            rows += [row._replace(start=row.start + origins[step], end=row.end + origins[step]) for row in new_rows]
         yield PredictedRank(recorded.run.ranks[rank], tuple(_marks(outcome, recorded.run.ranks[rank])), tuple(rows))
 
 
@@ -115,15 +115,15 @@ def _end_communications(
     """Let each communication end its transfer after the last participant started."""
     recorded = outcome.recorded
     transfers, joins = recorded.joins.transfers, recorded.joins
-    own = np.flatnonzero((transfers.rank == recorded.ranks[index]) & (transfers.step == step))
-    at = np.searchsorted(rows, transfers.row[own])
-    known = (at < len(rows)) & (rows[np.minimum(at, len(rows) - 1)] == transfers.row[own]) if len(rows) else None
+    transfer = np.flatnonzero((transfers.rank == recorded.ranks[index]) & (transfers.step == step))
+    at = np.searchsorted(rows, transfers.row[transfer])
+    known = (at < len(rows)) & (rows[np.minimum(at, len(rows) - 1)] == transfers.row[transfer]) if len(rows) else None
     if known is None or not known.any():
         return
-    own, at = own[known], at[known]
-    arrived = times[len(recorded.lanes.node_piece) + joins.waits_for[own]]
-    arrived = np.where(transfers.eager[own], start[at], np.maximum(arrived, start[at]))
-    end[at] = arrived + outcome.durations.transfer_ns[own]
+    transfer, at = transfer[known], at[known]
+    arrived = times[len(recorded.lanes.node_piece) + joins.waits_for[transfer]]
+    arrived = np.where(transfers.eager[transfer], start[at], np.maximum(arrived, start[at]))
+    end[at] = arrived + outcome.durations.transfer_ns[transfer]
 
 
 def _actions(outcome: Outcome, rebuilt: RebuiltSteps, index: int, step: int) -> list[Row]:
@@ -173,10 +173,10 @@ def _messages(outcome: Outcome, rebuilt: RebuiltSteps, step: int) -> Iterator[_M
                 key = way, places[stage, action.chunk] + (1 if way == FORWARD else -1), action.microbatch
                 if action.letter == WEIGHTS or key not in receivers or receivers[key][0] == index:
                     continue
-                receiver, place, receiving = receivers[key]
+                receiver, position, receiving = receivers[key]
                 sent = int(rebuilt.begin[index][step][at] + work.busy_ns[at] + parts.send_delay_ns[index])
-                posted = int(rebuilt.ready[receiver][step][place])
-                received = int(rebuilt.begin[receiver][step][place])
+                posted = int(rebuilt.ready[receiver][step][position])
+                received = int(rebuilt.begin[receiver][step][position])
                 yield _Message(index, receiver, sent, posted, max(received, sent), action, receiving)
 
 
@@ -247,8 +247,8 @@ _IDS_PER_STEP: Final = 1 << 20
 
 
 def _pipeline_group(trace: RankTrace) -> Group | None:
-    own = (group for group in trace.groups.values() if group.role == PIPELINE and trace.rank in group.ranks)
-    return next(own, None)
+    pipelines = (group for group in trace.groups.values() if group.role == PIPELINE and trace.rank in group.ranks)
+    return next(pipelines, None)
 
 
 def _bytes_of_messages(outcome: Outcome, trace: RankTrace) -> int:

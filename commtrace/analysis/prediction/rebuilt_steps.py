@@ -95,27 +95,27 @@ class _ActionTable:
         for action, busy, repeated in zip(
             parts.actions, parts.busy_ns.tolist(), parts.recompute_ns.tolist(), strict=True
         ):
-            place = action.microbatch, action.chunk
-            recorded.setdefault(place, {})[action.letter] = action
+            key = action.microbatch, action.chunk
+            recorded.setdefault(key, {})[action.letter] = action
             if action.letter == FORWARD:
-                forward[place] = round(busy * lengths.forward)
+                forward[key] = round(busy * lengths.forward)
                 continue
             kept = busy - repeated if changes.recompute is False else busy
             share = round(kept * lengths.backward)
-            backward[place] = backward.get(place, 0) + share
+            backward[key] = backward.get(key, 0) + share
             if action.letter == WEIGHTS:
-                weights[place] = share
+                weights[key] = share
         lacking = sorted(set(forward) ^ set(backward))
         if lacking:
             raise ConfigurationError(
                 f"microbatch {lacking[0][0]} has a forward or a backward only, so the schedule cannot be changed"
             )
         if changes.weight_share is not None:
-            weights = {place: round(total * changes.weight_share) for place, total in backward.items()}
+            weights = {key: round(total * changes.weight_share) for key, total in backward.items()}
         elif not weights:
-            weights = {place: round(total * lengths.weights) for place, total in backward.items()}
+            weights = {key: round(total * lengths.weights) for key, total in backward.items()}
         if changes.recompute:
-            backward = {place: total + round(forward[place] * lengths.repeated) for place, total in backward.items()}
+            backward = {key: total + round(forward[key] * lengths.repeated) for key, total in backward.items()}
         return cls(parts.microbatches, parts.chunks, forward, backward, weights, recorded)
 
     def ns(self, action: Action, chunks: int) -> int:
@@ -137,11 +137,11 @@ class _ActionTable:
     def template(self, action: Action) -> Action:
         """Return the recorded action that this one stands for."""
         microbatch = self._microbatch(action)
-        own = self.recorded[microbatch, min(action.chunk, self.chunks - 1)]
+        by_letter = self.recorded[microbatch, min(action.chunk, self.chunks - 1)]
         for letter in (action.letter, BACKWARD, INPUT):
-            if letter in own and (letter == action.letter or action.letter != FORWARD):
-                return own[letter]
-        return next(iter(own.values()))
+            if letter in by_letter and (letter == action.letter or action.letter != FORWARD):
+                return by_letter[letter]
+        return next(iter(by_letter.values()))
 
     def _microbatch(self, action: Action) -> int:
         return self.microbatches[action.microbatch % len(self.microbatches)]
@@ -221,12 +221,12 @@ def _weights(
     transfer_ns: Sequence[Sequence[float]],
 ) -> Int64:
     """Return the weights of one pipeline in one step."""
-    own = [work[rank][step] for rank in pipeline]
+    stages = [work[rank][step] for rank in pipeline]
     transfers = np.array([round(transfer_ns[rank][step]) for rank in pipeline], np.int64)
     delays = parts.send_delay_ns[list(pipeline)]
     return graph.weights(
-        np.concatenate([stage.gap_ns for stage in own]),
-        np.concatenate([stage.busy_ns for stage in own]),
+        np.concatenate([stage.gap_ns for stage in stages]),
+        np.concatenate([stage.busy_ns for stage in stages]),
         delays[graph.stage[graph.sender]],
         transfers[graph.stage[graph.receiver]],
         receives_early=parts.receives_early,
@@ -275,10 +275,10 @@ class _Tail(NamedTuple):
         for rank in range(ranks):
             for step in range(steps):
                 first, last = int(lanes.first_node[rank, step]), int(lanes.last_node[rank, step])
-                own = parts.lanes[rank][step]
-                ended = int(own.end[-1])
-                before = int(np.searchsorted(own.lane.wait_begin, ended, side="left"))
-                at = int(own.lane.wait_end[before - 1]) if before else 0
+                lane_parts = parts.lanes[rank][step]
+                ended = int(lane_parts.end[-1])
+                before = int(np.searchsorted(lane_parts.lane.wait_begin, ended, side="left"))
+                at = int(lane_parts.lane.wait_end[before - 1]) if before else 0
                 node = first + before  # the last one before the end of the last action
                 pieces = slice(int(lanes.node_piece[node]), int(lanes.node_piece[node + 1]))
                 passed = np.searchsorted(at + np.cumsum(lanes.piece_ns[pieces]), ended, side="right")

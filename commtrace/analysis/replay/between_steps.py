@@ -37,8 +37,8 @@ class BetweenSteps(NamedTuple):
         for row, rank in enumerate(program.ranks.tolist()):
             trace = run.ranks[rank]
             if np.isin(trace.spans.kind, [*ON_PURPOSE.values()]).any():
-                own, waited[row] = _of_rank(trace, program.steps, program.start_ns[row])
-                for cause, ns in zip(ON_PURPOSE, own, strict=True):
+                of_causes, waited[row] = _of_rank(trace, program.steps, program.start_ns[row])
+                for cause, ns in zip(ON_PURPOSE, of_causes, strict=True):
                     pauses[cause][row] = ns
         return cls(pauses, waited)
 
@@ -58,8 +58,8 @@ def _of_rank(trace: RankTrace, steps: Int64, begins: Int64) -> tuple[list[Int64]
     of_steps = np.flatnonzero(spans.kind == schema.STEP)
     of_steps = of_steps[np.argsort(spans.start[of_steps], kind="stable")]
     number, end = spans.step[of_steps], spans.end[of_steps]
-    place = np.searchsorted(number, steps)  # the steps of a program are in order
-    ended_before = np.where(place > 0, end[np.maximum(place - 1, 0)], begins)
+    following = np.searchsorted(number, steps)  # the steps of a program are in order
+    ended_before = np.where(following > 0, end[np.maximum(following - 1, 0)], begins)
     gaps = [(np.minimum(ended_before, begins), begins)]
     if steps[-1] == number[-1]:  # after it
         last, until = np.zeros((2, len(steps)), np.int64)
@@ -69,8 +69,8 @@ def _of_rank(trace: RankTrace, steps: Int64, begins: Int64) -> tuple[list[Int64]
     waited = _inside(union(*covered), gaps)
     times, before = [], waited
     for kind in ON_PURPOSE.values():
-        own = _rows(spans, kind)
-        covered = np.concatenate([covered[0], own[0]]), np.concatenate([covered[1], own[1]])
+        rows = _rows(spans, kind)
+        covered = np.concatenate([covered[0], rows[0]]), np.concatenate([covered[1], rows[1]])
         so_far = _inside(union(*covered), gaps)
         times.append(so_far - before)
         before = so_far

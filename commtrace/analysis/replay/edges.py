@@ -77,18 +77,18 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
     if len(starts):
         eager = known & joins.transfers.eager[which]
         alone = known & (eager | (joins.helps[which] < 0))
-    on_join, on_own = np.flatnonzero(known & ~eager), np.flatnonzero(alone)
-    own = which[on_own]
+    on_join, behind_wait = np.flatnonzero(known & ~eager), np.flatnonzero(alone)
+    ending_alone = which[behind_wait]
     member, bracket = joins.members
     join_of_wait = joins.waits_for[which[on_join]] + nodes
 
     first_piece = np.concatenate(
-        [lanes.node_piece[into - 1], lanes.node_piece[starts.node[helps]], lanes.node_piece[starts.node[own]]]
+        [lanes.node_piece[into - 1], lanes.node_piece[starts.node[helps]], lanes.node_piece[starts.node[ending_alone]]]
     )
-    end_piece = np.concatenate([lanes.node_piece[into], starts.piece[helps], starts.piece[own]])
-    source = np.concatenate([into - 1, starts.node[helps], starts.node[own], join_of_wait, member + nodes])
+    end_piece = np.concatenate([lanes.node_piece[into], starts.piece[helps], starts.piece[ending_alone]])
+    source = np.concatenate([into - 1, starts.node[helps], starts.node[ending_alone], join_of_wait, member + nodes])
     target = np.concatenate(
-        [into, joins.helps[helps] + nodes, waits.node[on_own], waits.node[on_join], bracket + nodes]
+        [into, joins.helps[helps] + nodes, waits.node[behind_wait], waits.node[on_join], bracket + nodes]
     )
     edges = Edges(
         source=source,
@@ -96,12 +96,12 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
         first_piece=first_piece,
         end_piece=end_piece,
         work_ns=work_between(worked_before(lanes.piece_ns), first_piece, end_piece),
-        transfer=np.concatenate([own, which[on_join], np.full(len(member), -1, np.int32)]),
+        transfer=np.concatenate([ending_alone, which[on_join], np.full(len(member), -1, np.int32)]),
         fixed_ns=np.concatenate(
             [
                 along[into],
                 starts.extra_ns[helps],
-                starts.extra_ns[own] + after[on_own],
+                starts.extra_ns[ending_alone] + after[behind_wait],
                 after[on_join],
                 np.zeros(len(member), np.int64),
             ]

@@ -89,8 +89,8 @@ class ReplayGraph:
         """
         order = self.order
         times: Int64 = np.empty((self.levels.num_nodes, *weights.shape[1:]), np.int64)
-        own_origins = None if origins is None else origins[order.nodes]
-        times[order.nodes] = self.levels.times(weights[order.edges], own_origins)
+        begin = None if origins is None else origins[order.nodes]
+        times[order.nodes] = self.levels.times(weights[order.edges], begin)
         return times
 
 
@@ -105,8 +105,8 @@ class StepsGraph:
         """Return the instant of every node; see :meth:`ReplayGraph.times`."""
         times = np.empty(self.num_nodes, np.int64)
         for part in self._parts:
-            own_origins = None if origins is None else origins[part.nodes]
-            times[part.nodes] = part.levels.times(weights[part.edges], own_origins)
+            begin = None if origins is None else origins[part.nodes]
+            times[part.nodes] = part.levels.times(weights[part.edges], begin)
         return times
 
 
@@ -138,26 +138,30 @@ def graph_of_steps(sources: _Integers, targets: _Integers, step: _Integers) -> S
     node_bounds = bounds_of(sizes)
     within = np.empty(len(step), np.int32)
     within[nodes] = np.arange(len(step)) - np.repeat(node_bounds[:-1], sizes)
-    own_nodes = [nodes[first:end] for first, end in pairwise(node_bounds)]
-    own_edges = _edges_of_steps(within[sources], within[targets], step[sources], len(sizes))
+    nodes_of_steps = [nodes[first:end] for first, end in pairwise(node_bounds)]
+    edges_of_steps = _edges_of_steps(within[sources], within[targets], step[sources], len(sizes))
 
     alike: dict[tuple[int, bytes, bytes], list[int]] = {}
-    for number, (own, size) in enumerate(zip(own_edges, sizes.tolist(), strict=True)):
-        ends = _digest(within[sources[own]]), _digest(within[targets[own]])
+    for number, (edges, size) in enumerate(zip(edges_of_steps, sizes.tolist(), strict=True)):
+        ends = _digest(within[sources[edges]]), _digest(within[targets[edges]])
         alike.setdefault((size, *ends), []).append(number)
     parts = []
     for numbers in (several for several in alike.values() if len(several) > 1):
-        first = own_edges[numbers[0]]
+        first = edges_of_steps[numbers[0]]
         graph = ReplayGraph.from_edges(int(sizes[numbers[0]]), within[sources[first]], within[targets[first]])
-        columns = (np.stack([own[number] for number in numbers], axis=1) for own in (own_edges, own_nodes))
+        columns = (
+            np.stack([items[number] for number in numbers], axis=1) for items in (edges_of_steps, nodes_of_steps)
+        )
         parts.append(_AlikeSteps.of(graph, *columns))
     others = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
     if others:  # steps that are like no other one, together
-        own_node, own_edge = (np.concatenate([own[number] for number in others]) for own in (own_nodes, own_edges))
+        node, edge = (
+            np.concatenate([items[number] for number in others]) for items in (nodes_of_steps, edges_of_steps)
+        )
         position = np.empty(len(step), np.int32)
-        position[own_node] = np.arange(len(own_node))
-        graph = ReplayGraph.from_edges(len(own_node), position[sources[own_edge]], position[targets[own_edge]])
-        parts.append(_AlikeSteps.of(graph, own_edge, own_node))
+        position[node] = np.arange(len(node))
+        graph = ReplayGraph.from_edges(len(node), position[sources[edge]], position[targets[edge]])
+        parts.append(_AlikeSteps.of(graph, edge, node))
     return StepsGraph(len(step), tuple(parts))
 
 
@@ -225,8 +229,8 @@ class _Blocks(NamedTuple):
         ):
             if not degree:
                 continue
-            own = first[begin:end]
-            nth = (own + np.arange(degree)[:, None]).reshape(-1)
+            first_edge = first[begin:end]
+            nth = (first_edge + np.arange(degree)[:, None]).reshape(-1)
             order[edge : edge + len(nth)] = by_target[nth]
         return order
 

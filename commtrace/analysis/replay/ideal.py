@@ -53,14 +53,16 @@ class Ideal(NamedTuple):
 
         ``entry`` indexes ``entries``.
         """
-        place = find_rows(self.entries, entries)[entry]
-        mean, equal = (np.where(place >= 0, np.append(own, 0)[place], ns) for own in (self.mean_ns, self.equal_ns))
+        known = find_rows(self.entries, entries)[entry]
+        mean, equal = (
+            np.where(known >= 0, np.append(durations, 0)[known], ns) for durations in (self.mean_ns, self.equal_ns)
+        )
         return mean, equal
 
     def of_transfers(self, kinds: Sequence[TransferKind], kind: Int32, ns: npt.NDArray[np.integer]) -> Int64:
         """Return the median of transfers, their own ``ns`` where it is unknown; ``kind`` indexes ``kinds``."""
-        number = {one: at for at, one in enumerate(self.kinds)}
-        known = np.array([number.get(one, -1) for one in kinds], np.int64)[kind]
+        number = {key: at for at, key in enumerate(self.kinds)}
+        known = np.array([number.get(key, -1) for key in kinds], np.int64)[kind]
         return np.where(known >= 0, np.append(self.transfer_ns, 0)[known], ns)
 
 
@@ -77,9 +79,9 @@ def equal_stages(table: WorkTable, ns: Int64, total_ns: Int64) -> Int64:
     ``total_ns`` is the time of each entry in all steps together.
     """
     entries, phase = table.entries, table.entries.is_in_phase
-    place = pack([entries.kind, *(np.where(phase, column, -1) for column in (entries.stage, entries.chunk))])
+    part = pack([entries.kind, *(np.where(phase, column, -1) for column in (entries.stage, entries.chunk))])
     begun = table.by_entry(table.begins_phase)
-    here, everywhere = (_mean_of_phase(own, begun, total_ns) for own in (place, entries.kind))
+    here, everywhere = (_mean_of_phase(group, begun, total_ns) for group in (part, entries.kind))
     scale = np.where(phase & (here > 0), everywhere / np.maximum(here, 1e-9), 1.0)
     return np.asarray(np.rint(ns * scale), np.int64)
 

@@ -148,14 +148,14 @@ def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
     """Concatenate the lanes of several parts of a run."""
     lanes, launches = [part.lanes for part in parts], [part.launches for part in parts]
     columns = {
-        field.name: np.concatenate([getattr(own, field.name) for own in lanes])
+        field.name: np.concatenate([getattr(part, field.name) for part in lanes])
         for field in fields(Lanes)
         if field.name not in ("segments", "starts", "waits")
     }
     whole = Lanes(
-        segments=_concatenated(WorkSegments, [own.segments for own in lanes]),
-        starts=_concatenated(Starts, [own.starts for own in lanes]),
-        waits=_concatenated(Waits, [own.waits for own in lanes]),
+        segments=_concatenated(WorkSegments, [part.segments for part in lanes]),
+        starts=_concatenated(Starts, [part.starts for part in lanes]),
+        waits=_concatenated(Waits, [part.waits for part in lanes]),
         **columns,
     )
     _number(whole, lanes)
@@ -167,7 +167,10 @@ def _number(whole: Lanes, parts: Sequence[Lanes]) -> None:
     nodes, pieces, segments, starts, waits, ranks = (
         bounds_of([len(column) for column in columns])
         for columns in zip(
-            *((own.node_piece, own.piece_ns, own.segments, own.starts, own.waits, own.first_node) for own in parts),
+            *(
+                (part.node_piece, part.piece_ns, part.segments, part.starts, part.waits, part.first_node)
+                for part in parts
+            ),
             strict=True,
         )
     )
@@ -183,8 +186,8 @@ def _number(whole: Lanes, parts: Sequence[Lanes]) -> None:
     )
     for column, bounds, before in numbers:
         for (first, end), number in zip(pairwise(bounds.tolist()), before[:-1].tolist(), strict=True):
-            own = column[first:end]
-            np.add(own, number, out=own, where=own >= 0)  # −1 stays: a wait without its launch
+            number_of = column[first:end]
+            np.add(number_of, number, out=number_of, where=number_of >= 0)  # −1 stays: a wait without its launch
 
 
 def _concatenated(kind: type[_Columns], parts: Sequence[_Columns]) -> _Columns:
@@ -212,19 +215,19 @@ def _stalls(rows: LaneRows, steps: IntervalUnion) -> tuple[Int64, IntervalUnion]
 def _instants(rows: LaneRows, steps: IntervalUnion, stalls: Int64) -> Int64:
     """Return rows of finished communications without a length on which no stall was recorded."""
     spans = rows.spans
-    found = np.flatnonzero(timed_rows(spans) & (spans.start == spans.end))
-    found = found[steps.holding(rows.start(found)) >= 0]
-    found = found[codes_named(rows.run, spans.name[found], (*SYNCHRONISING, "recv"))]
-    if not len(found):
-        return found
+    calls = np.flatnonzero(timed_rows(spans) & (spans.start == spans.end))
+    calls = calls[steps.holding(rows.start(calls)) >= 0]
+    calls = calls[codes_named(rows.run, spans.name[calls], (*SYNCHRONISING, "recv"))]
+    if not len(calls):
+        return calls
     known = pack(
         [
-            np.concatenate([rows.of_row[found], rows.of_row[stalls]]),
-            np.concatenate([spans.id[found], spans.stalled_on[stalls]]),
+            np.concatenate([rows.of_row[calls], rows.of_row[stalls]]),
+            np.concatenate([spans.id[calls], spans.stalled_on[stalls]]),
         ]
     )
-    stalled = np.isin(known[: len(found)], known[len(found) :])
-    return np.asarray(found[~stalled & ~np.isin(found, rows.unfinished())])
+    stalled = np.isin(known[: len(calls)], known[len(calls) :])
+    return np.asarray(calls[~stalled & ~np.isin(calls, rows.unfinished())])
 
 
 class _Begins(NamedTuple):
@@ -239,31 +242,31 @@ class _Begins(NamedTuple):
 def _begins(rows: LaneRows, numbers: Int64, intervals: IntervalUnion) -> _Begins:
     """Return the communications of the steps with these numbers."""
     # The recorded step counts: an operation may start at the very instant at which its step ends.
-    found = np.flatnonzero(timed_rows(rows.spans))
-    number = rows.spans.step[found]
+    row = np.flatnonzero(timed_rows(rows.spans))
+    number = rows.spans.step[row]
     step = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
     wanted = numbers[step] == number
-    found, step = found[wanted], step[wanted]
-    rank = rows.of_row[found]
+    row, step = row[wanted], step[wanted]
+    rank = rows.of_row[row]
     interval = rank * len(numbers) + step
-    time = rows.spans.start[found] + rows.shift[rank]
+    time = rows.spans.start[row] + rows.shift[rank]
     np.clip(time, intervals.start[interval], intervals.end[interval], out=time)
-    return _Begins(found, step, interval, time)
+    return _Begins(row, step, interval, time)
 
 
-def _waits(rows: LaneRows, own: Int64, interval: Int64, num_steps: int, node: Int64, begins: _Begins) -> Waits:
-    spans, index = rows.spans, rows.of_row.take(own)
+def _waits(rows: LaneRows, waiting: Int64, interval: Int64, num_steps: int, node: Int64, begins: _Begins) -> Waits:
+    spans, index = rows.spans, rows.of_row.take(waiting)
     # Rows that are communications themselves stand for a wait without a length.
     begun_ids = spans.id[begins.row]
-    waited_for = np.where(spans.kind[own] == schema.STALL, spans.stalled_on[own], spans.id[own])
+    waited_for = np.where(spans.kind[waiting] == schema.STALL, spans.stalled_on[waiting], spans.id[waiting])
     return Waits(
         rank=narrow(rows.ranks).take(index),
-        row=narrow(own - rows.first.take(index)),
+        row=narrow(waiting - rows.first.take(index)),
         step=narrow(interval % num_steps),
         node=narrow(node),
         launch=narrow(np.where(waited_for >= 0, find_rows((begins.interval, begun_ids), (interval, waited_for)), -1)),
-        start=spans.start[own],
-        end=spans.end[own],
+        start=spans.start[waiting],
+        end=spans.end[waiting],
     )
 
 
@@ -315,17 +318,17 @@ class _Places:
         )
 
     def _matched(self, matches: Matches, bounds: Int64) -> tuple[Int32, Bool, Int64, Bool]:
-        own = [
+        matched = [
             (matches.ranks[rank], self.begins.row[begin:end] - first)
             for rank, first, begin, end in zip(
                 self.rows.ranks.tolist(), self.rows.first[:-1], bounds[:-1], bounds[1:], strict=True
             )
         ]
         return (
-            np.concatenate([match.bucket[rows] for match, rows in own]),
-            np.concatenate([match.complete[rows] for match, rows in own]),
-            np.concatenate([match.last_start[rows] for match, rows in own]),
-            np.concatenate([match.ready_exact[rows] for match, rows in own]),
+            np.concatenate([match.bucket[rows] for match, rows in matched]),
+            np.concatenate([match.complete[rows] for match, rows in matched]),
+            np.concatenate([match.last_start[rows] for match, rows in matched]),
+            np.concatenate([match.ready_exact[rows] for match, rows in matched]),
         )
 
     def _instants_before(self) -> Int64 | int:

@@ -161,9 +161,11 @@ class StepsOfOneShape:
 
     @property
     def num_bytes(self) -> int:
-        arrays = [getattr(self, one.name) for one in fields(self)]
-        own = [one for one in (*arrays, *self.stalls, *self.pauses_ns.values()) if isinstance(one, np.ndarray)]
-        return sum(int(one.nbytes) for one in own) + self.levels.num_bytes
+        arrays = [getattr(self, field.name) for field in fields(self)]
+        columns = [
+            column for column in (*arrays, *self.stalls, *self.pauses_ns.values()) if isinstance(column, np.ndarray)
+        ]
+        return sum(int(column.nbytes) for column in columns) + self.levels.num_bytes
 
     @property
     def total_ns(self) -> Int64:
@@ -356,8 +358,8 @@ class ObservedIndex(NamedTuple):
 
 def _numbers_in(known: tuple[NamedTuple, ...], keys: tuple[NamedTuple, ...]) -> Int32:
     """Return the index of each key among the known, −1 for none, and −1 at the end for index −1."""
-    number = {one: at for at, one in enumerate(known)}
-    return np.array([*(number.get(one, -1) for one in keys), -1], np.int32)
+    number = {key: at for at, key in enumerate(known)}
+    return np.array([*(number.get(key, -1) for key in keys), -1], np.int32)
 
 
 class _ItemsByStep(NamedTuple):
@@ -385,9 +387,9 @@ class _ItemsByStep(NamedTuple):
 
     def local(self, column: Sequence[int]) -> Int32:
         """Return the number of each item among those of these steps; of other items, any."""
-        own = self.of_steps(column)
+        items = self.of_steps(column)
         number = np.zeros(len(self.order) + 1, np.int32)
-        number[own] = np.arange(len(own))
+        number[items] = np.arange(len(items))
         number[-1] = -1
         return number
 
@@ -487,8 +489,8 @@ class _ProgramBySteps:
             digest.update((self.nodes.bounds[step + 1] - self.nodes.bounds[step]).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(node[program.first_node[:, step]]).data)
             digest.update(np.ascontiguousarray(node[program.last_node[:, step]]).data)
-            for items, own in columns:
-                for column in own:
+            for items, of_items in columns:
+                for column in of_items:
                     of_step = column[items.bounds[step] : items.bounds[step + 1]]
                     digest.update(len(of_step).to_bytes(8, "little"))
                     digest.update(np.ascontiguousarray(of_step, np.int32).data)
@@ -499,12 +501,14 @@ class _ProgramBySteps:
         program, edges, stalls, segments = self.program, self.program.edges, self.program.stalls, self.program.segments
         first_column = columns[0]
         node, piece = (items.local(first_column) for items in (self.nodes, self.pieces))
-        own_edges, own_nodes = (items.of_steps(first_column) for items in (self.edges, self.nodes))
-        graph = ReplayGraph.from_edges(len(own_nodes), node[edges.source[own_edges]], node[edges.target[own_edges]])
-        place = np.empty(len(own_nodes) + 1, np.int32)  # in the order of the replay
-        place[graph.order.nodes] = np.arange(len(own_nodes))
-        place[-1] = -1
-        edge = own_edges[graph.order.edges]
+        first_edges, first_nodes = (items.of_steps(first_column) for items in (self.edges, self.nodes))
+        graph = ReplayGraph.from_edges(
+            len(first_nodes), node[edges.source[first_edges]], node[edges.target[first_edges]]
+        )
+        position = np.empty(len(first_nodes) + 1, np.int32)  # in the order of the replay
+        position[graph.order.nodes] = np.arange(len(first_nodes))
+        position[-1] = -1
+        edge = first_edges[graph.order.edges]
         of_edges = self.edges.columns(columns)[graph.order.edges]
         fixed_ns = edges.fixed_ns[of_edges]
         fixed_edge = np.flatnonzero(fixed_ns.any(axis=1)).astype(np.int32)
@@ -527,7 +531,7 @@ class _ProgramBySteps:
         stall_first, stall_end = ends(self.first_piece[lane_edge], self.end_piece[lane_edge])
         ns = {cause: getattr(segments, name)[of_work] for cause, name in _PAUSES.items()}
         rank_of_work, rank_of_transfer = (
-            np.searchsorted(program.ranks, own.rank).astype(np.int32) for own in (segments, program.transfers)
+            np.searchsorted(program.ranks, items.rank).astype(np.int32) for items in (segments, program.transfers)
         )
         return StepsOfOneShape(
             levels=graph.levels,
@@ -535,15 +539,15 @@ class _ProgramBySteps:
             end_piece=end_piece,
             transfer_edge=transfer_edge,
             fixed_edge=fixed_edge,
-            first_node=place[node[program.first_node[:, first_column]]],
-            last_node=place[node[program.last_node[:, first_column]]],
+            first_node=position[node[program.first_node[:, first_column]]],
+            last_node=position[node[program.last_node[:, first_column]]],
             stalls=_StallNodesOfPipeline(
                 rank=np.searchsorted(program.ranks, stalls.rank[stall]).astype(np.int32),
-                node=place[node[stalls.node[stall]]],
-                before=place[node[edges.source[lane_edge]]],
+                node=position[node[stalls.node[stall]]],
+                before=position[node[edges.source[lane_edge]]],
                 first_piece=stall_first,
                 end_piece=stall_end,
-                join=np.where(stalls.join_node[stall] >= 0, place[node[stalls.join_node[stall]]], np.int32(-1)),
+                join=np.where(stalls.join_node[stall] >= 0, position[node[stalls.join_node[stall]]], np.int32(-1)),
             ),
             first_of_work=np.flatnonzero(np.diff(piece_segment, prepend=-1)).astype(np.int32),
             step_of_work=np.zeros(1, np.int32) if is_single else number[segments.step[of_work[:, 0]]],
@@ -554,7 +558,7 @@ class _ProgramBySteps:
             rank=_compact(rank_of_work[of_work]),
             entry=_compact(self.work.entry[of_work]),
             microbatch=_compact(segments.microbatch[of_work]),
-            pauses_ns={cause: _compact(own) for cause, own in ns.items() if own.any()},
+            pauses_ns={cause: _compact(durations) for cause, durations in ns.items() if durations.any()},
             launch_bound_ns=_compact(segments.launch_bound_ns[of_work]),
             traffic=_compact(self.table.row[of_transfers]),
             kind=_compact(self.table.kind[of_transfers]),

@@ -176,9 +176,9 @@ def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:
 
 def common_steps(run: Run) -> Int64:
     """Return numbers of the steps that every rank recorded, ascending."""
-    own = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in run.ranks.values()]
-    steps, ranks = np.unique(np.concatenate([np.zeros(0, np.int32), *own]), return_counts=True)
-    return np.asarray(steps[ranks == len(own)], np.int64)
+    steps_of_ranks = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in run.ranks.values()]
+    steps, ranks = np.unique(np.concatenate([np.zeros(0, np.int32), *steps_of_ranks]), return_counts=True)
+    return np.asarray(steps[ranks == len(steps_of_ranks)], np.int64)
 
 
 def stage_of(trace: RankTrace) -> int:

@@ -54,9 +54,9 @@ class LongMicrobatches:
         measured_ns = work.work_ns
         places = np.broadcast_arrays(work.rank, work.step, work.chunk, work.microbatch, measured_ns)[:-1]
         known = self.rank, self.step, self.chunk, self.microbatch
-        found = find_rows(known, [one.reshape(-1) for one in places]).reshape(measured_ns.shape)
+        row = find_rows(known, [column.reshape(-1) for column in places]).reshape(measured_ns.shape)
         normal = np.nan_to_num(self.normal_ns[work.entry])
-        is_compared = (found >= 0) & work.is_in_phase & (normal > 0)
+        is_compared = (row >= 0) & work.is_in_phase & (normal > 0)
         return np.where(is_compared, np.maximum(measured_ns - normal, 0.0), 0.0)
 
 
@@ -73,11 +73,11 @@ class NormalSpeed:
 
     def apply(self, work: ModelWork, ns: Int64) -> Int64:
         """Return the durations of work; ``ns`` is without this rule."""
-        place, measured_ns = (work.row, work.step), work.work_ns
-        durations = np.where(self.is_mended[place], measured_ns * self.ratio[work.entry], measured_ns)
+        rank_and_step, measured_ns = (work.row, work.step), work.work_ns
+        durations = np.where(self.is_mended[rank_and_step], measured_ns * self.ratio[work.entry], measured_ns)
         for cause in PAUSES:
             durations += work.pause_ns(cause) * self.pause_ratio[cause][work.row]
-        durations -= measured_ns * self.seldom[place]
+        durations -= measured_ns * self.seldom[rank_and_step]
         if self.microbatches is not None:
             durations -= self.microbatches.longer_ns(work)
         return np.where(self.steps[work.step], np.rint(durations).astype(np.int64), ns)
@@ -248,8 +248,8 @@ def replay_steps(observed: ObservedSteps, places: Places, scenarios: Sequence[Sc
                 weights.append(part.weights(before, transfer_ns, fixed=not scenario.without_launches))
                 worked[number, part.steps] = part.sums_of_work(work.total_ns if work_ns is None else work_ns)
             times = part.levels.times(np.concatenate(weights, axis=1) if len(weights) > 1 else weights[0])
-            for number, own in enumerate(np.split(part.step_ns(times), len(weights), axis=1), first):
-                replayed[number, part.steps] = own
+            for number, step_ns in enumerate(np.split(part.step_ns(times), len(weights), axis=1), first):
+                replayed[number, part.steps] = step_ns
     drawn = np.isin(observed.steps, places.steps)
     sums = ReplayedSums(shape[1], int(observed.measured_ns.sum()), replayed.sum(axis=1), worked.sum(axis=1))
     return ReplayedSteps(observed.steps[drawn], replayed[:, drawn], sums)
@@ -303,11 +303,11 @@ class Replay:
 
     def steps_ns(self, scenarios: Sequence[Scenario]) -> list[Int64]:
         """Return the duration of each step of the statistics, one array per scenario."""
-        asked = [one for one in scenarios if one != MEASURED]
-        found: list[Int64] = []
+        asked = [scenario for scenario in scenarios if scenario != MEASURED]
+        replayed_ns: list[Int64] = []
         if asked:
-            found = [*self.replay(asked).replayed_ns]
-        return [self._statistics.replayed_ns if one == MEASURED else found.pop(0) for one in scenarios]
+            replayed_ns = [*self.replay(asked).replayed_ns]
+        return [self._statistics.replayed_ns if scenario == MEASURED else replayed_ns.pop(0) for scenario in scenarios]
 
     def saved_ns(self, scenario: Scenario, beside: Scenario = MEASURED) -> Int64:
         """Return the time that ``scenario`` saves in each step on top of ``beside``."""

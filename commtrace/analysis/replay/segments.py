@@ -51,12 +51,12 @@ class LaneRows:
 
     def unfinished(self) -> Int64:
         """Return rows of communications whose end was never seen, and all rows that share an id with them."""
-        found = [
+        rows = [
             first + np.flatnonzero(np.isin(trace.spans.id, ids))
             for first, trace in zip(self.first[:-1].tolist(), self._traces(), strict=True)
             if (ids := unfinished_ids(trace))
         ]
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        return np.concatenate(rows) if rows else np.zeros(0, np.int64)
 
     def _traces(self) -> Iterator[RankTrace]:
         return (self.run.ranks[rank] for rank in self.ranks.tolist())
@@ -241,10 +241,10 @@ class _Instances(NamedTuple):
         """Return the kind of each instance; a phase of another step counts as the step's edge."""
         kind = np.concatenate([[0], phases.kind, [0]])
         step = np.concatenate([[-1], intervals.holding(phases.intervals.start), [-1]])
-        own = self.phase + 1
-        behind = np.where(step[own] == self.interval, kind[own], 0)
-        ahead = np.where(step[own + 1] == self.interval, kind[own + 1], 0)
-        return np.where(self.in_phase, kind[own], BETWEEN + 4 * behind + ahead)
+        last = self.phase + 1
+        behind = np.where(step[last] == self.interval, kind[last], 0)
+        ahead = np.where(step[last + 1] == self.interval, kind[last + 1], 0)
+        return np.where(self.in_phase, kind[last], BETWEEN + 4 * behind + ahead)
 
 
 def _bounds(
@@ -269,10 +269,10 @@ def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
     share = share_of_kind.take(rows.spans.kind)
     shares = {}
     for number, name in enumerate(_SHARES):
-        own = np.flatnonzero(share == number)
+        of_kind = np.flatnonzero(share == number)
         shares[name] = np.zeros(len(heads), np.int64)
-        if len(own):
-            shares[name] = np.minimum(_sum(_covered(pieces, rows.start(own), rows.end(own)), heads), left)
+        if len(of_kind):
+            shares[name] = np.minimum(_sum(_covered(pieces, rows.start(of_kind), rows.end(of_kind)), heads), left)
             left = left - shares[name]
     return {**shares, "work_ns": left}
 

@@ -41,8 +41,8 @@ class StepBounds(NamedTuple):
         return cls(np.array(ranks, np.int64), steps, start, end)
 
     def of_ranks(self, ranks: Int64) -> StepBounds:
-        own = np.searchsorted(self.ranks, ranks)
-        return self._replace(ranks=ranks, start=self.start[own], end=self.end[own])
+        rows = np.searchsorted(self.ranks, ranks)
+        return self._replace(ranks=ranks, start=self.start[rows], end=self.end[rows])
 
 
 def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:

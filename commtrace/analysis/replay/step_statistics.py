@@ -132,12 +132,12 @@ class WorkTable:
     @classmethod
     def joined(cls, parts: Sequence[WorkTable], first_step: Sequence[int]) -> WorkTable:
         """Return the rows of all parts; ``first_step`` is the index of the first step of each."""
-        columns = [np.concatenate(own) for own in zip(*(part.entries for part in parts), strict=True)]
+        columns = [np.concatenate(column) for column in zip(*(part.entries for part in parts), strict=True)]
         first, number = grouped(pack(columns))
         numbers = np.split(number.astype(np.int32), np.cumsum([len(part.entries.rank) for part in parts])[:-1])
         return cls(
             Entries(*(column[first] for column in columns)),
-            np.concatenate([own[part.entry] for part, own in zip(parts, numbers, strict=True)]),
+            np.concatenate([number_of[part.entry] for part, number_of in zip(parts, numbers, strict=True)]),
             np.concatenate([part.step + np.int32(step) for part, step in zip(parts, first_step, strict=True)]),
             *(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS),
         )
@@ -241,8 +241,8 @@ class TransferTable:
         return cls(
             traffic,
             kinds,
-            np.concatenate([own[part.row] for part, own in zip(parts, rows, strict=True)]),
-            np.concatenate([own[part.kind] for part, own in zip(parts, kind, strict=True)]),
+            np.concatenate([number_of[part.row] for part, number_of in zip(parts, rows, strict=True)]),
+            np.concatenate([number_of[part.kind] for part, number_of in zip(parts, kind, strict=True)]),
             np.concatenate([part.join + before for part, before in zip(parts, joins[:-1], strict=True)]),
             np.concatenate([part.rank for part in parts]),
             np.concatenate([part.step + np.int32(step) for part, step in zip(parts, first_step, strict=True)]),
@@ -259,8 +259,8 @@ def _together(parts: Sequence[tuple[_Key, ...]]) -> tuple[tuple[_Key, ...], list
     number: dict[_Key, int] = {}
     numbers: list[Int32] = []
     for keys in parts:
-        own: list[int] = [number.setdefault(key, len(number)) for key in keys]
-        numbers.append(np.array([*own, -1], np.int32))
+        numbers_of_part: list[int] = [number.setdefault(key, len(number)) for key in keys]
+        numbers.append(np.array([*numbers_of_part, -1], np.int32))
     return tuple(number), numbers
 
 
@@ -283,7 +283,7 @@ def traffic_of(run: Run, transfers: ReplayTransfers) -> tuple[tuple[LinkTraffic,
     first, join = grouped(transfers.join[rows])
     link, name = link_of_row[first], _operation(run, transfers.name[rows][first])
     num_bytes, participants = (column[rows][first] for column in (transfers.bytes, transfers.participants))
-    one, row = grouped(pack([name, num_bytes, participants, crosses[link].astype(np.int64), link]))
+    first_row, row = grouped(pack([name, num_bytes, participants, crosses[link].astype(np.int64), link]))
     # Groups with the same members are one link.
     traffic: dict[LinkTraffic, int] = {}
     same = [
@@ -291,7 +291,7 @@ def traffic_of(run: Run, transfers: ReplayTransfers) -> tuple[tuple[LinkTraffic,
             LinkTraffic(run.names[int(name[at])], int(num_bytes[at]), int(participants[at]), links[int(link[at])]),
             len(traffic),
         )
-        for at in one.tolist()
+        for at in first_row.tolist()
     ]
     number[rows] = np.array(same, np.int64)[row[join]]
     return tuple(traffic), number
@@ -300,7 +300,7 @@ def traffic_of(run: Run, transfers: ReplayTransfers) -> tuple[tuple[LinkTraffic,
 def _links_of(run: Run, transfers: ReplayTransfers, rows: Int64) -> tuple[list[TransferLink], Int64]:
     rank = transfers.rank[rows]
     group, peer = (
-        pick({number: getattr(one.spans, name) for number, one in run.ranks.items()}, rank, transfers.row[rows])
+        pick({number: getattr(trace.spans, name) for number, trace in run.ranks.items()}, rank, transfers.row[rows])
         for name in ("group", "peer")
     )
     code = {word: number for number, word in enumerate(run.names)}
@@ -318,7 +318,7 @@ def _links_of(run: Run, transfers: ReplayTransfers, rows: Int64) -> tuple[list[T
         known_group = run.ranks[int(rank[row])].groups.get(int(group[row]))
         # If the members are not recorded, take the ranks found in one of the group's communications.
         members = np.unique(rank[join == join[row]]).tolist() if known_group is None else known_group.ranks
-        links.append(TransferLink(tuple(one for one in members if one in run.ranks), is_directed=False))
+        links.append(TransferLink(tuple(member for member in members if member in run.ranks), is_directed=False))
     return links, link
 
 
@@ -415,9 +415,9 @@ class StepStatistics:
         """
         typical = np.full_like(work_ns, np.nan)
         for stage in np.unique(self.stages):
-            own = self.stages == stage
-            if np.count_nonzero(own) > 1:
-                typical[own] = np.median(work_ns[own], axis=0)
+            in_stage = self.stages == stage
+            if np.count_nonzero(in_stage) > 1:
+                typical[in_stage] = np.median(work_ns[in_stage], axis=0)
         return typical
 
     def drawn(self, halvings: int) -> Bool:
@@ -436,7 +436,7 @@ class StepStatistics:
             measured_ns=self.measured_ns[chosen],
             replayed_ns=self.replayed_ns[chosen],
             table=self.table.of_steps(chosen),
-            pauses_ns={cause: own[:, chosen] for cause, own in self.pauses_ns.items()},
+            pauses_ns={cause: durations[:, chosen] for cause, durations in self.pauses_ns.items()},
             transfers=self.transfers.of_steps(chosen),
             between=self.between.of_steps(chosen),
             halvings=halvings,

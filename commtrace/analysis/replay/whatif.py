@@ -96,7 +96,7 @@ def analyse_experiment(experiment: Experiment) -> WhatIf:
         [nothing, ~nothing, *(codes != code for codes, code in slices)]
     )
     actual, ideal = float(actual_steps.mean()), float(ideal_steps.mean())
-    slowdowns = iter([float(one.mean()) / ideal for one in kept_steps])
+    slowdowns = iter([float(step_ns.mean()) / ideal for step_ns in kept_steps])
 
     by_operation, by_stage, by_dp_rank = (
         {code: next(slowdowns) for code in np.unique(codes).tolist()}
@@ -106,7 +106,7 @@ def analyse_experiment(experiment: Experiment) -> WhatIf:
     by_worker = {worker: min(by_stage[stage], by_dp_rank[dp_rank]) for worker, stage, dp_rank in places}
     slowest = _slowest(places, by_worker)
     mended = [np.isin(experiment.worker, slowest), experiment.stage == experiment.stage.max(initial=0)]
-    fixed = np.array([one.mean() for one in experiment.replay(mended)])
+    fixed = np.array([step_ns.mean() for step_ns in experiment.replay(mended)])
     recovered = (actual - fixed) / (actual - ideal) if actual != ideal else np.full(2, math.nan)
     return WhatIf(
         slowdown=actual / ideal,
@@ -129,25 +129,25 @@ def _experiment_of(run: Run, statistics: StepStatistics, replay: Replay) -> Expe
     entries, transfers, ideal_ns = statistics.table.entries, statistics.transfers, Ideal.of(statistics)
     cells, _ = grouped(pack([transfers.kind, transfers.rank]))
     kind, of_rank = transfers.kind[cells], transfers.rank[cells]
-    place = np.searchsorted(statistics.ranks, of_rank)
+    row = np.searchsorted(statistics.ranks, of_rank)
 
     def scenario(ideal: Bool) -> Scenario:
         of_transfers = np.zeros((len(transfers.kinds), len(statistics.ranks)), np.bool_)
-        of_work, of_transfers[kind, place] = np.split(ideal, [len(entries.rank)])
+        of_work, of_transfers[kind, row] = np.split(ideal, [len(entries.rank)])
         return Scenario((IdealWork(ideal_ns.equal_ns, of_work),), (IdealTransfers(ideal_ns.transfer_ns, of_transfers),))
 
     rank = np.concatenate([entries.rank, of_rank]).astype(np.int64)
     dp_ranks = dp_rank_of(run)
     phases = [*_PHASE_NAMES.values(), "other"]
     phase = np.where(entries.kind < BETWEEN, entries.kind - FORWARD, len(phases) - 1)
-    names = sorted({one.operation for one in transfers.kinds})
-    name = np.array([names.index(one.operation) for one in transfers.kinds], np.int64)[kind]
+    names = sorted({kind.operation for kind in transfers.kinds})
+    name = np.array([names.index(kind.operation) for kind in transfers.kinds], np.int64)[kind]
     return Experiment(
-        replay=lambda masks: np.array(replay.steps_ns([scenario(one) if one.any() else MEASURED for one in masks])),
+        replay=lambda masks: np.array(replay.steps_ns([scenario(mask) if mask.any() else MEASURED for mask in masks])),
         operations=[*phases, *names],
         operation=np.concatenate([phase, name + len(phases)]).astype(np.int64),
         stage=statistics.stages[np.searchsorted(statistics.ranks, rank)],
-        dp_rank=np.array([dp_ranks[one] for one in rank.tolist()], np.int64),
+        dp_rank=np.array([dp_ranks[member] for member in rank.tolist()], np.int64),
         worker=rank,
         steps=statistics.steps.tolist(),
         measured_step_ns=statistics.measured_ns,

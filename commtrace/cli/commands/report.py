@@ -33,7 +33,7 @@ from commtrace.recording.installation import own_command
 from commtrace.trace.json_values import fields_to_json
 from commtrace.viewer.choice import steps_to_draw
 from commtrace.viewer.comparison import comparison_resources
-from commtrace.viewer.overview import critical_tables
+from commtrace.viewer.overview import critical_tables, part_tables
 from commtrace.viewer.report import render
 from commtrace.viewer.whole_run import most_steps_drawn, slowdown_resources, summarise_with_views
 
@@ -79,7 +79,7 @@ def report(
         compared = comparison_resources(open_run(other, steps or None, chosen), run) if other else {}
         most_steps = None if steps else most_steps_drawn(run)
         durations = step_durations(run.aligned, run.steps.used)
-        drawn = sorted(steps_to_draw(durations, most_steps))
+        drawn = sorted(steps_to_draw(durations, most_steps, summary.slow))
         analysis = run.analyse_steps(drawn)
         timeline = Timeline.of_analysis(analysis)
         page = render(
@@ -88,7 +88,13 @@ def report(
             durations=durations or None,
             plan=plan_of_steps(analysis, drawn) if summary.pipeline else None,
             most_steps=most_steps,
-            views=views | slowdown_resources(run, work) | compared | dict(critical_tables(analysis, timeline, drawn)),
+            views={
+                **views,
+                **slowdown_resources(run, work),
+                **compared,
+                **dict(critical_tables(analysis, timeline, drawn)),
+                **dict(part_tables(analysis, timeline, drawn)),
+            },
         )
         output.write_text(page.html, encoding="utf-8")
     if keep:

@@ -304,7 +304,9 @@ def _map(combine: Callable[[tuple[int, ...]], float], times: Sequence[ChunkTimes
 
 def _rest(part: _ChunkLayers, layer: ChunkTimes) -> ChunkTimes:
     """Return what a part takes on top of its layers; less than none is noise."""
-    return ChunkTimes(*(max(own - part.layers * each, 0) for own, each in zip(part.times, layer, strict=True)))
+    return ChunkTimes(
+        *(max(stage_ns - part.layers * layer_ns, 0) for stage_ns, layer_ns in zip(part.times, layer, strict=True))
+    )
 
 
 def recomputed_ns(layer: ChunkTimes, model: Model, recompute: str) -> int:

@@ -171,17 +171,17 @@ def _order_of_sizes(prediction: PredictedLayout) -> tuple[int, ...]:
 
 
 def _simplest(ties: Sequence[PredictedLayout], recorded: Layout) -> PredictedLayout | None:
-    def effort(one: PredictedLayout) -> tuple[int, ...]:
-        layout = one.layout
+    def effort(predicted: PredictedLayout) -> tuple[int, ...]:
+        layout = predicted.layout
         sizes = (layout.tp, layout.pp, layout.dp, layout.cp, layout.ep)
         return (
             layout != recorded,
-            len(one.assumed),
+            len(predicted.assumed),
             layout.chunks,
             sum(size > 1 for size in sizes),
             bool(layout.first_stage_layers or layout.last_stage_layers),
             layout.recompute != "none",
-            _step_ns(one),
+            _step_ns(predicted),
         )
 
     return min(ties, key=effort, default=None)

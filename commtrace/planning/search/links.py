@@ -43,14 +43,14 @@ class Links:
     exposed: Mapping[str, float]  # by role: the share of its time that no work hid
     baseline: NetworkBaseline | None = None  # what the network carries, for roles that the run does not have
 
-    def has(self, place: RoleReach) -> bool:
+    def has(self, reach: RoleReach) -> bool:
         """Return whether the role's own bandwidth is known."""
-        return self._own(place) is not None
+        return self._bandwidth_of(reach) is not None
 
     @property
     def bounds(self) -> tuple[str, ...]:
         """Return the roles whose bandwidth is a lower bound."""
-        return tuple(sorted({place.role for place, one in self.bandwidths.items() if one.is_bound}))
+        return tuple(sorted({reach.role for reach, bandwidth in self.bandwidths.items() if bandwidth.is_bound}))
 
     def in_baseline(self, traffic: Traffic, between_nodes: bool) -> bool:
         """Return whether the baseline has such calls."""
@@ -58,7 +58,7 @@ class Links:
 
     def with_given(self, gbps: Mapping[RoleReach, float], baseline: NetworkBaseline | None = None) -> Links:
         """Return these links with other bandwidths for some roles, and a baseline for those that the run lacks."""
-        given = {place: Bandwidth(one, float("inf")) for place, one in gbps.items()}
+        given = {reach: Bandwidth(bandwidth_gbps, float("inf")) for reach, bandwidth_gbps in gbps.items()}
         return replace(self, bandwidths={**self.bandwidths, **given}, baseline=baseline)
 
     def ns(self, traffic: Traffic, between_nodes: bool) -> float:
@@ -71,36 +71,38 @@ class Links:
         Raises:
             ConfigurationError: no bandwidth of this reach was measured.
         """
-        found = self._own(RoleReach(traffic.role, between_nodes))
-        if found is None:
+        bandwidth = self._bandwidth_of(RoleReach(traffic.role, between_nodes))
+        if bandwidth is None:
             if (time_ns := self._baseline_ns(traffic, between_nodes)) is not None:
                 return time_ns
-            found = self._of_another_role(between_nodes)
-        if found is None:
+            bandwidth = self._of_another_role(between_nodes)
+        if bandwidth is None:
             where = "between nodes" if between_nodes else "within a node"
             raise ConfigurationError(f"no bandwidth {where} was measured for {traffic.role}: give --bandwidth")
         factor = bus_factor(traffic.operation, traffic.group_size)
-        return traffic.tensor_bytes * factor / found.gbps
+        return traffic.tensor_bytes * factor / bandwidth.gbps
 
-    def borrowing_otherwise(self, place: RoleReach) -> tuple[Links, ...]:
+    def borrowing_otherwise(self, reach: RoleReach) -> tuple[Links, ...]:
         """Return links in which this role, which borrows one, has the slowest and the fastest of the same reach.
 
         Roles with small calls do not count. Empty if there is only one.
         """
-        reach = [one for where, one in self.bandwidths.items() if where.between_nodes == place.between_nodes]
-        largest = max((one.bytes_each for one in reach), default=0.0)
-        gbps = {one.gbps for one in reach if one.bytes_each >= _LEFT_OUT * largest}
+        same_reach = [
+            bandwidth for where, bandwidth in self.bandwidths.items() if where.between_nodes == reach.between_nodes
+        ]
+        largest = max((bandwidth.bytes_each for bandwidth in same_reach), default=0.0)
+        gbps = {bandwidth.gbps for bandwidth in same_reach if bandwidth.bytes_each >= _LEFT_OUT * largest}
         if len(gbps) < 2:
             return ()
-        return tuple(self.with_given({place: each}, self.baseline) for each in (min(gbps), max(gbps)))
+        return tuple(self.with_given({reach: each}, self.baseline) for each in (min(gbps), max(gbps)))
 
-    def _own(self, place: RoleReach) -> Bandwidth | None:
-        places = (RoleReach(role, place.between_nodes) for role in _names(place.role))
-        return next((self.bandwidths[one] for one in places if one in self.bandwidths), None)
+    def _bandwidth_of(self, reach: RoleReach) -> Bandwidth | None:
+        reaches = (RoleReach(role, reach.between_nodes) for role in _names(reach.role))
+        return next((self.bandwidths[reach] for reach in reaches if reach in self.bandwidths), None)
 
     def _of_another_role(self, between_nodes: bool) -> Bandwidth | None:
-        others = [one for place, one in self.bandwidths.items() if place.between_nodes == between_nodes]
-        return max(others, key=lambda one: one.bytes_each, default=None)
+        others = [bandwidth for reach, bandwidth in self.bandwidths.items() if reach.between_nodes == between_nodes]
+        return max(others, key=lambda bandwidth: bandwidth.bytes_each, default=None)
 
     def _baseline_ns(self, traffic: Traffic, between_nodes: bool) -> float | None:
         if self.baseline is None:
@@ -127,25 +129,25 @@ def measured_links(table: Iterable[Communication]) -> Links:
     exposed_ns: dict[str, int] = {}
     in_flight_ns: dict[str, int] = {}
     rows = list(table)
-    largest = {row.role: max(_bytes_each(one) for one in rows if one.role == row.role) for row in rows}
+    largest = {row.role: max(_bytes_each(of_role) for of_role in rows if of_role.role == row.role) for row in rows}
     for row in rows:
         exposed_ns[row.role] = exposed_ns.get(row.role, 0) + row.exposed_ns
         in_flight_ns[row.role] = in_flight_ns.get(row.role, 0) + row.exposed_ns + row.hidden_ns
     for row in with_exact_rates(row for row in rows if _bytes_each(row) >= _LEFT_OUT * largest[row.role]):
         if not row.busbw_gbps or row.inter_node is None or not row.num_bytes or not row.group_size:
             continue
-        place = RoleReach(row.role, row.inter_node)
+        reach = RoleReach(row.role, row.inter_node)
         moved = row.num_bytes * bus_factor(row.operation, row.group_size)
-        bus_bytes[place] = bus_bytes.get(place, 0) + moved
-        time_ns[place] = time_ns.get(place, 0) + moved / row.busbw_gbps
-        calls[place] = calls.get(place, 0) + row.count
-        tensor_bytes[place] = tensor_bytes.get(place, 0) + row.num_bytes
+        bus_bytes[reach] = bus_bytes.get(reach, 0) + moved
+        time_ns[reach] = time_ns.get(reach, 0) + moved / row.busbw_gbps
+        calls[reach] = calls.get(reach, 0) + row.count
+        tensor_bytes[reach] = tensor_bytes.get(reach, 0) + row.num_bytes
         if row.bandwidth_is_bound:
-            bounds.add(place)
+            bounds.add(reach)
     return Links(
         bandwidths={
-            place: Bandwidth(bus_bytes[place] / time_ns[place], tensor_bytes[place] / calls[place], place in bounds)
-            for place in bus_bytes
+            reach: Bandwidth(bus_bytes[reach] / time_ns[reach], tensor_bytes[reach] / calls[reach], reach in bounds)
+            for reach in bus_bytes
         },
         exposed={role: exposed_ns[role] / ns for role, ns in in_flight_ns.items() if ns},
     )

@@ -107,6 +107,6 @@ def shortest_pipeline_ns(stages: Sequence[Sequence[ChunkTimes]], microbatches: i
     its last backward one backward each.
     """
     return max(
-        microbatches * sum(chunk.both_ns for chunk in own) + sum(before[0].both_ns for before in stages[:stage])
-        for stage, own in enumerate(stages)
+        microbatches * sum(chunk.both_ns for chunk in chunks) + sum(before[0].both_ns for before in stages[:stage])
+        for stage, chunks in enumerate(stages)
     )

@@ -198,12 +198,12 @@ class Predictor:
     def _keeps_links(self, but: frozenset[str] = frozenset()) -> bool:
         """Return whether the nodes are those of the run, and its bandwidths, but those of some roles."""
         run = self.costs.links.bandwidths
-        changed = {place.role for place, bandwidth in run.items() if self.links.bandwidths.get(place) != bandwidth}
+        changed = {reach.role for reach, bandwidth in run.items() if self.links.bandwidths.get(reach) != bandwidth}
         return self.gpus_per_node == self.costs.gpus_per_node and changed <= but
 
     @property
     def _roles_but_the_pipeline(self) -> frozenset[str]:
-        return frozenset(place.role for place in self.costs.links.bandwidths) - {"pp"}
+        return frozenset(reach.role for reach in self.costs.links.bandwidths) - {"pp"}
 
     def _spreads(self, step_ns: float) -> tuple[UncertaintyPart, ...]:
         """Return the parts of ± that every step of so many ns has, as :class:`~...predict.Prediction` has them.
@@ -316,7 +316,7 @@ class Predictor:
         model = fitting_model(self.costs.model, layout.tp)
         copies = (layout.data_copies, layout.expert_data_copies) if layout.distributed_optimizer else (1, 1)
         stages = [stage_parameters(model, layout, stage) for stage in range(layout.pp)]
-        return max(sum(one.elements / copies[one.is_expert] for one in stage) for stage in stages)
+        return max(sum(part.elements / copies[part.is_expert] for part in stage) for stage in stages)
 
     def _stages(self, layout: Layout) -> Sequence[Sequence[ChunkTimes]]:
         run, costs = self.costs.layout, self.costs

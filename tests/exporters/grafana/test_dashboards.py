@@ -14,6 +14,7 @@ from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
+from commtrace.findings.causes import CAUSES, PART_OF_LOSS, PLACES, advice, cause_or_loss
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import DeviceMemory
 from tests.exporters.prometheus.steps import rank, summary
@@ -21,12 +22,13 @@ from tests.json_reading import read_back
 from tests.live.findings import slow_finding
 from tools.grafana.dashboards import DIRECTORY, dashboard_files, dashboards
 from tools.grafana.panels import WIDTH
+from tools.grafana.pictures import addresses
 from tools.prometheus_rules import Timing, alerts, recording_rules
 
 DASHBOARDS: dict[str, dict[str, Any]] = read_back(dashboards())
 NAMES = list(DASHBOARDS)
 
-PANEL_TYPES = {"bargauge", "heatmap", "row", "stat", "state-timeline", "table", "timeseries"}
+PANEL_TYPES = {"bargauge", "heatmap", "stat", "state-timeline", "table", "timeseries"}
 UNITS = {"Bps", "bytes", "cps", "dateTimeFromNow", "none", "ops", "percentunit", "s", "short", "string"}
 """Ids of @grafana/data's value formats, those that are used: a mistyped one is shown as a suffix."""
 
@@ -34,6 +36,7 @@ TRANSFORMATIONS = {
     "filterFieldsByName": {"include"},
     "groupingToMatrix": {"columnField", "rowField", "valueField"},
     "joinByField": {"byField", "mode"},
+    "merge": set(),
     "organize": {"indexByName", "renameByName"},
     "sortBy": {"fields", "sort"},
 }
@@ -48,8 +51,8 @@ def panels(name: str) -> list[dict[str, Any]]:
 
 
 def shown(name: str) -> list[dict[str, Any]]:
-    """The panels that are no headings."""
-    return [panel for panel in panels(name) if panel["type"] != "row"]
+    """The panels that show data: no headings, no texts."""
+    return [panel for panel in panels(name) if panel["type"] not in {"row", "text"}]
 
 
 def targets(name: str) -> list[dict[str, Any]]:
@@ -160,11 +163,67 @@ def test_panels_fit_beside_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_description_says_in_sentences_what_is_shown_and_what_is_good(name: str) -> None:
+    sentences = re.compile(r"[A-Z][^.]{15,}\b.*[.;] Good: [^.].*\.")
+
+    assert [panel["title"] for panel in shown(name) if not sentences.fullmatch(panel["description"])] == []
+
+
+def test_the_first_row_of_the_overview_answers_and_says_how_to_read_it() -> None:
+    first = [panel for panel in panels("commtrace-overview.json") if panel["gridPos"]["y"] == 0]
+
+    assert [panel["title"] for panel in first] == ["Is all right?", "Findings", "How to read this"]
+    assert sum(panel["gridPos"]["w"] for panel in first) == WIDTH
+    (docs,) = re.findall(r"\(\$\{docs:raw\}(\w+)/\) · ", first[2]["options"]["content"])
+    assert docs == "definitions"
+
+
+def test_findings_have_the_words_and_the_advice_of_the_other_outputs() -> None:
+    (findings,) = (panel for panel in panels("commtrace-overview.json") if panel["title"] == "Findings")
+    columns = {one["matcher"]["options"]: one["properties"] for one in findings["fieldConfig"]["overrides"]}
+
+    def word(column: str, value: str) -> str:
+        (mappings,) = (one["value"] for one in columns[column] if one["id"] == "mappings")
+        for mapping in mappings:
+            options = mapping["options"]
+            if mapping["type"] == "value" and value in options:
+                return str(options[value]["text"])
+            if mapping["type"] == "regex" and re.fullmatch(options["pattern"], value):
+                return str(options["result"]["text"])
+        raise AssertionError(f"{value} is shown as it is")
+
+    for name in (*CAUSES, *PART_OF_LOSS):
+        assert word("Cause", name) == cause_or_loss(name).words
+        assert [word("What to do", f"{name}/{place}") for place in PLACES] == [advice(name, 1, at) for at in PLACES]
+    assert [word("Where", place) for place in PLACES]
+
+
+def test_a_picture_of_each_dashboard_is_asked_for() -> None:
+    asked = dict(addresses("http://localhost:3000/", {"var-run_id": "a b"}, "30m"))
+
+    assert [name.removeprefix("grafana-").removesuffix(".png") for name in asked] == [
+        name.removeprefix("commtrace-").removesuffix(".json") for name in NAMES
+    ]
+    assert asked["grafana-node.png"] == (
+        "http://localhost:3000/d/commtrace-node?kiosk=1&from=now-30m&to=now&var-run_id=a+b"
+    )
+
+
+def test_limits_are_drawn_where_there_are_some() -> None:
+    drawn = {
+        panel["title"]
+        for name in NAMES
+        for panel in shown(name)
+        if panel["fieldConfig"]["defaults"].get("custom", {}).get("thresholdsStyle", {}).get("mode") == "dashed"
+    }
+    assert drawn == {"Straggler score", "Slowest rank", "Since the last step"}
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_panels_follow_grafanas_model(name: str) -> None:
     for panel in shown(name):
         assert panel["type"] in PANEL_TYPES
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        assert panel["description"] or panel["title"] == "Spans"
         defaults = panel["fieldConfig"]["defaults"]
         assert defaults.get("unit", "none") in UNITS, panel["title"]
         for override in panel["fieldConfig"]["overrides"]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.findings.causes import PART_OF_LOSS
 from tests.e2e.prometheus import PROGRAM, Prometheus, Sample
 from tests.exporters.grafana.queries import RANGE_SECONDS, PanelQuery, queries
 from tests.exporters.grafana.simulated_job import Simulation, ranks_of, stored
@@ -90,6 +91,24 @@ def test_the_first_row_says_who_is_slow_since_when_and_what_it_costs(watched: Wa
     assert [one.value for one in watched.panel("Overview: Hanging ranks")] == [0]
 
 
+def test_the_first_row_has_the_findings_of_the_monitor(watched: Watched) -> None:
+    (verdict,) = watched.panel("Overview: Is all right?")
+    assert verdict.value == 1  # slow, and no rank hangs
+    costs, shares, since = ([*watched.panel("Overview: Findings", number)] for number in range(3))
+    (slow,) = (one for one in costs if one.labels["kind"] == "slow")
+    assert slow.labels == {
+        "kind": "slow", "place": "ranks", "cause": "compute", "finding_rank": str(SMALL.slow_rank),
+        "advice": "compute/ranks",
+    }  # fmt: skip
+    assert slow.value == pytest.approx(0.012)
+    assert {one.labels["cause"] for one in costs if one.labels["kind"] == "lost"} == set(PART_OF_LOSS)
+    (share,) = (one for one in shares if one.labels == slow.labels)
+    (mean,) = watched.panel("Overview: Step time", 2)
+    assert share.value == pytest.approx(slow.value / mean.value, rel=0.05)
+    assert [one.labels for one in since] == [slow.labels]  # what is merged has the same labels
+    assert since[0].value == 5_000
+
+
 def test_before_the_fault_nobody_was_slow(watched: Watched) -> None:
     before = watched.end - SMALL.slow_minutes * 60 - 120
     for title in ("Overview: Slow since", "Overview: GPUs lost to it"):
@@ -149,6 +168,26 @@ def step_seconds() -> tuple[float, float]:
     """How long a step takes, without and with the fault."""
     rank = next(ranks_of(SMALL, 0))
     return rank.usual[-1].duration_ns / 1e9, rank.slow[-1].duration_ns / 1e9
+
+
+SIXTY_FOUR = Simulation(tp=4, pp=4, dp=4, slow_rank=37, scrape_seconds=30, rule_seconds=30, processes=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_every_query_gives_data_on_a_job_of_64_ranks_with_a_pipeline(tmp_path: Path) -> None:
+    end = int(time.time()) // 30 * 30
+    with stored(SIXTY_FOUR, tmp_path, end) as server:
+        watched = Watched(server, end)
+        asked = list(queries(scrape_seconds=SIXTY_FOUR.scrape_seconds))
+        empty = {one.title for one in asked if not one.run(server, end)}
+        findings = watched.panel("Overview: Findings")
+        (slowest,) = watched.panel("Overview: Slowest rank")
+        bubbles = watched.panel("Overview: Bubble by stage")
+    assert empty <= EMPTY_WHILE_ALL_IS_WELL
+    assert [one.labels["finding_rank"] for one in findings if one.labels["kind"] == "slow"] == ["37"]
+    assert slowest.labels["rank"] == "37"
+    assert [one.labels["pp"] for one in bubbles] == ["0", "1", "2", "3"]
 
 
 # Scraped once a minute, as docs/grafana.md says of so many ranks. With a scrape every 15 s and rules every 5 s, making

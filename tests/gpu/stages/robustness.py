@@ -23,7 +23,7 @@ from tests.e2e.launch import run
 from tests.gpu import replays
 from tests.gpu.programs.exits import WAYS
 from tests.gpu.programs.start import PROGRAMS, python_path
-from tests.gpu.stages.stage import Answers, run_job, run_stage
+from tests.gpu.stages.stage import Answers, patient, run_job, run_stage
 
 JOB_SECONDS: Final = 50.0
 MOST_ADDED_SECONDS: Final = 2.5
@@ -63,7 +63,7 @@ def end_one_process(job: tuple[str, str], output: Path) -> float:
     variant, way = job
     # A process of its own on any machine: a forked one ends otherwise.
     command = [sys.executable, str(PROGRAMS / "exits.py"), way]
-    completed = run(command, {"PYTHONPATH": python_path(), **environment(variant, output)}, JOB_SECONDS)
+    completed = run(command, {"PYTHONPATH": python_path(), **environment(variant, output)}, patient(JOB_SECONDS))
     if completed.returncode:
         raise RuntimeError(
             f"exits.py {way} with {variant} ended with {completed.returncode}: {completed.stdout[-2_000:]}"

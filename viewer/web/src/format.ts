@@ -62,6 +62,10 @@ export function formatBandwidth(gbps: Maybe): string {
   return `${gbps < 0 ? "-" : ""}${formatBytes(Math.abs(gbps) * 1e9)}/s`;
 }
 
+export function formatHours(hours: number): string {
+  return hours >= 1000 ? Math.round(hours).toLocaleString("en-US") : significant(hours);
+}
+
 export function formatMilliseconds(ns: number): string {
   return (ns / 1e6).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 }

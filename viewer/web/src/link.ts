@@ -1,6 +1,7 @@
 // The view in the address of the page, so that a link shows what its sender saw.
 
 export interface View {
+  view: string | null; // the one that is shown; null for the overview
   step: number | null;
   from: number | null;
   to: number | null;
@@ -15,6 +16,7 @@ export function readView(hash: string): View {
     return text === null || !Number.isFinite(Number(text)) ? null : Number(text);
   };
   return {
+    view: values.get("view"),
     step: number("step"),
     from: number("from"),
     to: number("to"),
@@ -33,8 +35,11 @@ export function writeView(view: View): string {
 
 let pending: number | undefined;
 
-/** Puts the view into the address a moment later: browsers refuse many changes in a second. */
-export function keepView(view: () => View): void {
+/** Puts what the timeline shows into the address a moment later: browsers refuse many changes in a second. */
+export function keepTimeline(shown: () => Omit<View, "view">): void {
   clearTimeout(pending);
-  pending = window.setTimeout(() => history.replaceState(null, "", writeView(view())), 300);
+  pending = window.setTimeout(() => {
+    const { view } = readView(location.hash);
+    history.replaceState(null, "", writeView({ ...shown(), view }));
+  }, 300);
 }

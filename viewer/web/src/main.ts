@@ -2,8 +2,9 @@ import "./viewer.css";
 import { type Overview, readOverview } from "./data/overview";
 import { ServerSource } from "./data/server";
 import { EmbeddedSource, existing, readRun, type Source } from "./data/source";
-import type { RunData, Summary } from "./data/types";
+import type { Finding, RunData, Summary } from "./data/types";
 import { byId, element } from "./dom";
+import { isInTimeline, ranksKept, stepOf, viewOf } from "./overview/evidence";
 import { showBandwidth } from "./panels/bandwidth";
 import { type Leads, showBreakdown } from "./panels/breakdown";
 import { showBudget } from "./panels/budget";
@@ -12,6 +13,7 @@ import { showComparison } from "./panels/comparison";
 import { showCoverage } from "./panels/coverage";
 import { showExpected } from "./panels/expected";
 import { showExposed } from "./panels/exposed";
+import { showFigures, type Utilization } from "./panels/figures";
 import { namedRanks, showFindings } from "./panels/findings";
 import { showGroups } from "./panels/groups";
 import { showHeader } from "./panels/header";
@@ -24,11 +26,13 @@ import { offerPerfetto } from "./panels/perfetto";
 import { showPipeline } from "./panels/pipeline";
 import { showProgress, showRuns, watchGrowth } from "./panels/served";
 import { showSlowdown } from "./panels/slowdown";
+import { type Evidence, showState } from "./panels/state";
 import { showSteps } from "./panels/steps";
 import { TimelinePanel } from "./panels/timeline";
 import { showWhatIf } from "./panels/what_if";
 import { Theme } from "./theme";
 import { longestStall } from "./timeline/search";
+import { FIRST, Views } from "./views";
 
 declare global {
   interface Window {
@@ -41,7 +45,6 @@ async function start(): Promise<void> {
   const theme = new Theme();
   byId("theme").addEventListener("click", () => theme.toggle());
   byId("close-help").addEventListener("click", () => byId<HTMLDialogElement>("help").close());
-  listSections();
   const served = document.documentElement.dataset.server;
   if (served === undefined) await showRun(new EmbeddedSource(), theme);
   else {
@@ -56,75 +59,116 @@ async function start(): Promise<void> {
 }
 
 async function showRun(source: Source, theme: Theme): Promise<void> {
+  const views = new Views();
   const run = await readRun(source);
   const panel = await showTimeline(source, run, theme);
   if (panel && source instanceof ServerSource) {
     offerPerfetto(source, run.title, () => panel.timeline.step?.number ?? null);
   }
   const summary = await existing(source.json<Summary>("summary.json"), "summary.json");
-  panel?.mark(namedRanks(summary));
-  const leads = leadsTo(panel, run);
+  const kept = ranksKept(summary.findings.filter(({ kind }) => kind !== "lost"));
+  panel?.mark(namedRanks(summary), kept);
+  const leads = leadsTo(panel, run, views);
   const overview = await readOverview(source);
   showSummary(summary, overview, theme, leads);
   showOverview(overview, run, theme, leads);
+  showFigures(summary, overview, await source.json<Utilization>("utilization.json"), (view) => views.show(view));
+  const evidence = evidenceIn(panel, durationsOf(run, overview), views);
+  const open = showState(summary, {
+    ...evidence,
+    show: (finding) => {
+      open(finding);
+      return evidence.show(finding);
+    },
+  });
+  const first = summary.findings.find(isInTimeline);
+  window.dispatchEvent(new Event("resize")); // figures and steps stand above the timeline now
+  if (first && !panel?.isChosen) await evidence.lookAt(first);
   await showHeatMap(summary, source, theme, async (rank, steps) => {
     const shown = steps && run.can_show.find((step) => step >= steps.first && step <= steps.last);
+    views.show(FIRST);
     if (shown !== undefined) await panel?.choose(shown);
-    panel?.showRank(rank);
+    panel?.showRanks([rank]);
   });
-  const showRank = (rank: number) => panel?.showRank(rank);
-  await showNetwork(summary, source, theme, showRank);
-  await showGroups(source, showRank);
+  await showNetwork(summary, source, theme, leads.rank);
+  await showGroups(source, leads.rank);
   await showHealth(source, summary);
-  await showExpected(source, summary, showRank);
-  showWhatIf(source, summary, async (name) => panel?.showPredicted(name));
-  await showSlowdown(source, showRank); // minutes of replays where ranks are very many
+  await showExpected(source, summary, leads.rank);
+  showWhatIf(
+    source,
+    summary,
+    async (name) => panel?.showPredicted(name),
+    () => views.show(FIRST),
+  );
+  await showSlowdown(source, leads.rank); // minutes of replays where ranks are very many
   if (await showComparison(source)) panel?.offerOther(); // another run may still be read when all else is there
 }
 
-/** A click scrolls there; the address keeps the view of the timeline. */
-function listSections(): void {
-  const headings = [...document.querySelectorAll<HTMLElement>("section h2")];
-  byId("sections").append(
-    ...headings.map((heading) => {
-      const link = element("button", heading.textContent ?? "", "link");
-      link.type = "button";
-      const section = heading.closest("section")!;
-      new MutationObserver(() => {
-        link.hidden = section.hidden;
-      }).observe(section, { attributeFilter: ["hidden"] });
-      link.hidden = section.hidden;
-      link.addEventListener("click", () => {
-        heading.tabIndex = -1;
-        heading.focus({ preventScroll: true });
-        section.scrollIntoView();
-      });
-      return link;
-    }),
-  );
+/** The steps that can be shown, and how long they took. */
+function durationsOf(run: RunData, overview: Overview | null): Map<number, number> {
+  const known = new Map(run.steps.map(({ step, duration_ns }) => [step, duration_ns]));
+  const steps = overview?.steps;
+  for (let row = 0; row < (steps?.length ?? 0); row++) known.set(steps!.of("step")[row]!, steps!.of("duration")[row]!);
+  return new Map(run.can_show.map((step) => [step, known.get(step) ?? 0]));
+}
+
+/** From a finding to what it rests on. */
+function evidenceIn(panel: TimelinePanel | null, steps: ReadonlyMap<number, number>, views: Views) {
+  const lookAt = async (finding: Finding) => {
+    const step = stepOf(finding, steps, panel?.shown ?? null);
+    if (step !== null && step !== panel?.shown) await panel?.choose(step);
+    panel?.showRanks(finding.ranks);
+    byId("steps-answer").textContent =
+      step === null
+        ? "The timeline here has none of the steps of this finding: commtrace report RUN --steps has them."
+        : "";
+  };
+  const numbersOn = (finding: Finding) => (views.has(viewOf(finding)) ? viewOf(finding) : "findings");
+  return {
+    lookAt,
+    show: async (finding: Finding) => {
+      views.show(isInTimeline(finding) && panel ? FIRST : numbersOn(finding));
+      if (isInTimeline(finding)) await lookAt(finding);
+      byId("stage").scrollIntoView({ block: "nearest" });
+    },
+    others: (finding: Finding): [string, () => void][] => {
+      const names = [...new Set([numbersOn(finding), "findings"])];
+      return names.map((name) => [views.nameOf(name), () => views.show(name)]);
+    },
+    all: () => views.show("findings"),
+  } satisfies Evidence & { lookAt: unknown };
 }
 
 /** From a number to the spans behind it. */
-function leadsTo(panel: TimelinePanel | null, run: RunData): Leads {
+function leadsTo(panel: TimelinePanel | null, run: RunData, views: Views): Leads {
   const known = new Set(run.can_show);
-  const show = async (step: number) => {
-    await panel?.choose(step);
-    byId("timeline").scrollIntoView({ block: "center" });
+  const toTimeline = () => {
+    views.show(FIRST);
+    byId("stage").scrollIntoView({ block: "nearest" });
   };
   return {
-    rank: (rank) => panel?.showRank(rank),
-    step: (step) => (known.has(step) ? () => show(step) : null),
+    rank: (rank) => {
+      toTimeline();
+      panel?.showRanks([rank]);
+    },
+    step: (step) => {
+      if (!known.has(step)) return null;
+      return async () => {
+        toTimeline();
+        await panel?.choose(step);
+      };
+    },
     stall: (role) => {
+      toTimeline();
       const step = panel?.timeline.step;
       const box = step ? longestStall(step, role) : null;
       if (box) panel?.timeline.goTo(box);
-      byId("timeline").scrollIntoView({ block: "center" });
     },
     find: (text) => {
+      toTimeline();
       const input = byId<HTMLInputElement>("search");
       input.value = text;
       input.dispatchEvent(new Event("input"));
-      byId("timeline").scrollIntoView({ block: "center" });
       input.focus({ preventScroll: true });
     },
   };
@@ -154,7 +198,7 @@ async function showTimeline(source: Source, run: RunData, theme: Theme): Promise
 }
 
 function showSummary(summary: Summary, overview: Overview | null, theme: Theme, leads: Leads): void {
-  showHeader(summary);
+  showHeader(summary, overview);
   showBudget(summary, leads.rank);
   showBreakdown(summary, overview, theme, leads);
   showExposed(summary, theme, leads);

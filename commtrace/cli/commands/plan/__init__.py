@@ -123,14 +123,14 @@ def plan(
 
         planned, ignored = sample_plan(), ()
         compared = compare(planned)
-    found = alternatives(planned)
-    together = () if memory_gib is None else _together(planned, found, memory_gib * GIB)
+    changes = alternatives(planned)
+    together = () if memory_gib is None else _together(planned, changes, memory_gib * GIB)
     times = plan_times(planned, bandwidth or (), tflops, measured, baseline)
     fits = None if memory_gib is None else planned.fullest.memory.peak_bytes <= memory_gib * GIB
     if json_output:
         head = {"verdict": verdict(planned, memory_gib), "fits": fits}
         rest = {
-            "alternatives": to_json(found),
+            "alternatives": to_json(changes),
             "combinations": to_json(together),
             "ignored_arguments": to_json(ignored),
             "compared": to_json(compared),
@@ -143,7 +143,7 @@ def plan(
         typer.echo(json.dumps({**head, **planned.to_json(), **rest}, indent=2))
     else:
         console = wide_console()
-        print_plan(console, planned, ignored, found, together, memory_gib)
+        print_plan(console, planned, ignored, changes, together, memory_gib)
         if times is not None:
             print_times(console, times)
         if compared:
@@ -153,10 +153,10 @@ def plan(
     raise typer.Exit(1 if fits is False else 0)
 
 
-def _together(planned: Plan, found: Sequence[Alternative], memory_bytes: float) -> tuple[Alternative, ...]:
+def _together(planned: Plan, changes: Sequence[Alternative], memory_bytes: float) -> tuple[Alternative, ...]:
     """Return changes that together leave a margin, if neither the job nor a single change does."""
-    peaks = (planned.fullest.memory.peak_bytes, *(one.peak_bytes for one in found))
-    if not found or any(leaves_margin(peak_bytes, memory_bytes) for peak_bytes in peaks):
+    peaks = (planned.fullest.memory.peak_bytes, *(alternative.peak_bytes for alternative in changes))
+    if not changes or any(leaves_margin(peak_bytes, memory_bytes) for peak_bytes in peaks):
         return ()
     return combinations(planned, memory_bytes)
 

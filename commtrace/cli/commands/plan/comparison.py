@@ -100,7 +100,7 @@ def _planned_parts(row: MemoryRow) -> list[str]:
     if planned is None:
         return [UNKNOWN] * 5
     parts = (planned.parameters_bytes, planned.gradients_bytes, planned.optimizer_bytes, planned.activations_bytes)
-    return [binary_bytes(one) for one in (*parts, planned.peak_bytes)]
+    return [binary_bytes(part) for part in (*parts, planned.peak_bytes)]
 
 
 def _difference(num_bytes: int) -> str:

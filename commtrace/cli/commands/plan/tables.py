@@ -50,7 +50,7 @@ def print_plan(
     console: Console,
     planned: Plan,
     ignored: Sequence[str],
-    found: Sequence[Alternative],
+    changes: Sequence[Alternative],
     together: Sequence[Alternative],
     memory: float | None,
 ) -> None:
@@ -58,7 +58,7 @@ def print_plan(
 
     Args:
         ignored: Arguments of the job that were not used.
-        found: Changes that would need less memory.
+        changes: Changes that would need less memory.
         together: Several changes that need less than each of these.
         memory: Of a GPU, GiB.
     """
@@ -85,9 +85,9 @@ def print_plan(
             f"\nIdeal pipeline bubble: {share(planned.bubble.fraction_of_step)} of the step, "
             f"{share(planned.bubble.ratio_to_work)} of the work."
         )
-    if found:
+    if changes:
         console.print("\nOne change that would need less memory")
-        console.print(_alternatives(found, memory))
+        console.print(_alternatives(changes, memory))
     if together:
         _print_combinations(console, together, memory)
 
@@ -198,11 +198,13 @@ def _joined(traffic: Iterable[Traffic]) -> Iterator[Traffic]:
         yield replace(row, count=count)
 
 
-def _alternatives(found: Sequence[Alternative], memory: float | None) -> Table:
+def _alternatives(changes: Sequence[Alternative], memory: float | None) -> Table:
     columns = ("change", "peak") if memory is None else ("change", "peak", "")
     table = _table(*columns, left=["change", ""])
-    for one in found:
-        table.add_row(one.change, binary_bytes(one.peak_bytes), *([] if memory is None else [_fit(one, memory)]))
+    for change in changes:
+        table.add_row(
+            change.change, binary_bytes(change.peak_bytes), *([] if memory is None else [_fit(change, memory)])
+        )
     return table
 
 
@@ -214,22 +216,22 @@ def _print_combinations(console: Console, together: Sequence[Alternative], memor
     console.print(_alternatives(together, memory))
 
 
-def _fit(one: Alternative, memory: float) -> str:
-    if one.peak_bytes > memory * GIB:
+def _fit(change: Alternative, memory: float) -> str:
+    if change.peak_bytes > memory * GIB:
         return "does not fit"
-    if leaves_margin(one.peak_bytes, memory * GIB):
+    if leaves_margin(change.peak_bytes, memory * GIB):
         return "fits"
-    return f"fits, but leaves only {binary_bytes(memory * GIB - one.peak_bytes)}"
+    return f"fits, but leaves only {binary_bytes(memory * GIB - change.peak_bytes)}"
 
 
 def print_compared(console: Console, compared: Sequence[ComparedNumber]) -> None:
     """Print numbers of another tool beside ours."""
     why = "what is wrong in the tool's, or differs"
     table = _table("", "number", "tool", "here", why, left=["", "number"], wrapped=why)
-    for one in compared:
-        is_bytes = one.unit == "bytes"
-        numbers = (f"{number / GIB:,.1f} GiB" if is_bytes else f"{number:,}" for number in (one.tool, one.ours))
-        quantity = one.quantity if is_bytes or one.quantity == one.unit else f"{one.quantity} {one.unit}"
-        table.add_row(one.of, f"{quantity}{' bytes' * is_bytes}", *numbers, one.difference)
+    for line in compared:
+        is_bytes = line.unit == "bytes"
+        numbers = (f"{number / GIB:,.1f} GiB" if is_bytes else f"{number:,}" for number in (line.tool, line.ours))
+        quantity = line.quantity if is_bytes or line.quantity == line.unit else f"{line.quantity} {line.unit}"
+        table.add_row(line.of, f"{quantity}{' bytes' * is_bytes}", *numbers, line.difference)
     console.print("\nBeside the analysis tool of Megatron-LM's issue 488")
     console.print(table)

@@ -69,7 +69,7 @@ def plan_times(
         return None
     roles = role_times(planned, given, seconds, of_baseline)
     at_a_bandwidth = tuple(
-        dict.fromkeys(one.role for one in roles if one.seconds is not None and (one.stage, one.role) not in of_baseline)
+        dict.fromkeys(row.role for row in roles if row.seconds is not None and (row.stage, row.role) not in of_baseline)
     )
     return Times(
         seconds,
@@ -89,21 +89,21 @@ def print_times(console: Console, times: Times) -> None:
     for name in ("on the wire", "bandwidth", "time", "needed to hide it"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    shown = [one for one in times.roles if one.seconds is None or one.seconds >= _SHORTEST]
-    stages = [(stage, tuple(one._replace(stage=0) for one in own)) for stage, own in groupby(shown, _stage)]
-    for own, alike in groupby(stages, key=lambda pair: pair[1]):
+    shown = [row for row in times.roles if row.seconds is None or row.seconds >= _SHORTEST]
+    stages = [(stage, tuple(row._replace(stage=0) for row in rows)) for stage, rows in groupby(shown, _stage)]
+    for rows, alike in groupby(stages, key=lambda pair: pair[1]):
         numbers = [stage for stage, _ in alike]
         where = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
-        for one in own:
-            hidden = {None: "", True: "shorter than compute", False: "longer than compute"}[one.is_hidden]
+        for row in rows:
+            hidden = {None: "", True: "shorter than compute", False: "longer than compute"}[row.is_hidden]
             numbers_of_role = (
-                num_bytes(one.wire_bytes),
-                _rate(one.bytes_per_second),
-                UNKNOWN if one.seconds is None else seconds(one.seconds),
-                _rate(one.hiding_bytes_per_second),
+                num_bytes(row.wire_bytes),
+                _rate(row.bytes_per_second),
+                UNKNOWN if row.seconds is None else seconds(row.seconds),
+                _rate(row.hiding_bytes_per_second),
             )
-            table.add_row(where, one.role, *numbers_of_role, hidden)
-    known = {one.role for one in times.roles if one.seconds is not None}
+            table.add_row(where, row.role, *numbers_of_role, hidden)
+    known = {row.role for row in times.roles if row.seconds is not None}
     latencies = ", without latencies" if times.at_a_bandwidth and known == set(times.at_a_bandwidth) else ""
     console.print(f"\nTime of the communication of each GPU in one iteration, each role alone{latencies}")
     console.print(table)
@@ -114,7 +114,7 @@ def print_times(console: Console, times: Times) -> None:
 def _sentences(times: Times, known: set[str]) -> Iterator[str]:
     if times.other_sizes:
         yield f"! The measured run is not the planned job: it has {', '.join(times.other_sizes)}."
-    left_out = dict.fromkeys(one.role for one in times.roles if one.seconds is not None and one.seconds < _SHORTEST)
+    left_out = dict.fromkeys(row.role for row in times.roles if row.seconds is not None and row.seconds < _SHORTEST)
     if left_out:
         yield f"Below 1 µs: {', '.join(left_out)}."
     if known > set(times.at_a_bandwidth) > set():
@@ -136,9 +136,9 @@ def _sentences(times: Times, known: set[str]) -> Iterator[str]:
 
 
 def _together(times: Times, iteration: IterationTime) -> str:
-    stages = {one.stage for one in times.roles}
+    stages = {row.stage for row in times.roles}
     where = f", on stage {iteration.stage}, the slowest" if len(stages) > 1 else ""
-    at_least = "at least " if any(one.seconds is None for one in times.roles) else ""
+    at_least = "at least " if any(row.seconds is None for row in times.roles) else ""
     bubble = " The pipeline bubble comes on top." if len(stages) > 1 else ""
     return (
         f"Both together: {at_least}{seconds(iteration.all_hidden_seconds)} if all communication is hidden, "
@@ -151,8 +151,8 @@ def seconds(time: float) -> str:
     return f"{time:.3g} s" if time >= 1 else f"{time * 1e3:.3g} ms" if time >= 1e-3 else f"{time * 1e6:.3g} µs"
 
 
-def _stage(one: RoleTime) -> int:
-    return one.stage
+def _stage(row: RoleTime) -> int:
+    return row.stage
 
 
 def _rate(bytes_per_second: float | None) -> str:

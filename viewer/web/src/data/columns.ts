@@ -11,6 +11,10 @@ export class Columns {
     private readonly columns: ReadonlyMap<string, Column>,
   ) {}
 
+  get names(): string[] {
+    return [...this.columns.keys()];
+  }
+
   has(name: string): boolean {
     return this.columns.has(name);
   }

@@ -108,14 +108,18 @@ export interface PathShare {
 export interface Finding {
   id: string;
   kind: "failed" | "hang" | "mismatch" | "silent" | "slow" | "lost" | "recording" | "not_judged";
+  place: string;
+  cause: string;
   ranks: number[];
+  hosts: string[];
   stretches: { first: number; last: number; since_ns: number | null; until_ns: number | null }[];
   since_step: number;
   since_ns: number | null;
-  occurrence: { steps: number[] } | null;
+  occurrence: { steps: number[]; total_ns: number; num_steps: number } | null;
   cost_ns: number | null;
   cost_is_bound: boolean;
   share: number | null;
+  gpu_hours_per_day: number | null;
   evidence: string;
   advice: string;
   words: string;
@@ -175,8 +179,11 @@ export interface Summary {
     device: string;
     parallel: Record<string, number>;
     versions: Record<string, string>;
+    framework: Record<string, string> | null;
   };
+  state: string; // of the job, in words
   verdict: string;
+  together_ns: number; // what a step would save without everything that is slow
   problems: string[];
   alignment: {
     method: string;

@@ -2,7 +2,7 @@
 
 import type { Finding, Summary } from "../data/types";
 import { byId, element } from "../dom";
-import { formatPercent, utc } from "../format";
+import { formatPercent, formatRanks, utc } from "../format";
 import { dataTable } from "../table";
 
 export function showFindings(summary: Summary, onRank: (rank: number) => void): void {
@@ -45,10 +45,10 @@ function share(found: Finding): string {
 }
 
 /** The steps of a finding, and its start as time of day in UTC. */
-function whenItHolds(found: Finding): string {
+export function whenItHolds(found: Finding): string {
   if (found.occurrence) {
     const { steps } = found.occurrence;
-    return `step${steps.length === 1 ? "" : "s"} ${steps.join(", ")}`;
+    return `step${steps.length === 1 ? "" : "s"} ${formatRanks(steps)}`;
   }
   if (found.stretches.length) {
     return found.stretches

@@ -1,21 +1,24 @@
+import type { Overview } from "../data/overview";
 import type { Summary } from "../data/types";
 import { byId, element } from "../dom";
-import { formatDuration, joined } from "../format";
+import { formatClock, formatDuration, joined, utc } from "../format";
 
 const MOST_REPEATED = 10;
 
-export function showHeader(summary: Summary): void {
+export function showHeader(summary: Summary, overview: Overview | null): void {
   const { run } = summary;
-  byId("title").textContent = `commtrace · ${run.id}${run.attempt > 0 ? ` · attempt ${run.attempt + 1}` : ""}`;
+  byId("title").textContent = `${run.id}${run.attempt > 0 ? ` · attempt ${run.attempt + 1}` : ""}`;
   const parallel = Object.entries(run.parallel ?? {}).filter(([, size]) => size > 1);
   byId("facts").textContent = joined([
     `${run.world_size} ranks`,
     `${run.hosts.length} ${run.hosts.length === 1 ? "host" : "hosts"}`,
     stepCount(run.steps),
+    overview?.terms.begin_utc ? utc(overview.terms.begin_utc) : "",
+    summary.run_budget?.wall_ns ? `took ${formatClock(summary.run_budget.wall_ns)}` : "",
+    run.framework ? Object.values(run.framework).join(" ") : "",
     parallel.map(([name, size]) => `${name} ${size}`).join(", "),
     run.backend,
     run.device,
-    clocks(summary),
   ]);
   byId("verdict").textContent = summary.verdict;
   byId("notes").append(...repeatedSteps(summary), ...summary.problems.map((problem) => element("li", problem)));
@@ -35,8 +38,4 @@ function repeatedSteps(summary: Summary): HTMLElement[] {
 function stepCount({ count, left_out }: Summary["run"]["steps"]): string {
   const others = (left_out ?? []).map((part) => `${part.count} left out: ${part.reason}`);
   return `${count} ${count === 1 ? "step" : "steps"}${others.length ? ` (${others.join("; ")})` : ""}`;
-}
-
-function clocks({ alignment: { method, residual_ns } }: Summary): string {
-  return residual_ns?.max ? `clocks: ${method}, residual p99 ${formatDuration(residual_ns.p99)}` : `clocks: ${method}`;
 }

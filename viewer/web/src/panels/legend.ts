@@ -83,14 +83,14 @@ export class Legend {
           ]
         : []),
       ...(this.hasBubbles ? [swatch("bubble", "pipeline bubble", true)] : []),
-      ...[...this.roles]
-        .sort()
-        .flatMap((name) => [
-          swatch(theme.role(name), `wait for ${name}`, true),
-          swatch(theme.role(name), `transfer on ${name}`),
-        ]),
+      ...(this.roles.size ? [element("span", "hatched: wait for, full: transfer on")] : []),
+      ...[...this.roles].sort().map((name) => {
+        const both = swatch(theme.role(name), "", true);
+        both.append(swatch(theme.role(name), name));
+        return both;
+      }),
       ...(this.hasUncertain ? [element("span", "pale: shorter than the clocks of hosts agree")] : []),
-      ...(hasStragglers ? [element("span", "▲ straggler")] : []),
+      ...(hasStragglers ? [element("span", "▲ named by a finding")] : []),
     );
   }
 }

@@ -25,7 +25,7 @@ const ALWAYS_KNOWN = new Set(["stage", "ranks", "forward_ns", "backward_ns"]);
 export function showPipeline({ pipeline }: Summary, onRank: (rank: number) => void): void {
   const panel = byId("pipeline");
   if (!pipeline || !(pipeline.stages > 1)) {
-    panel.append(element("p", "No pipeline was found in the run.", "empty"));
+    byId("pipeline-section").hidden = true;
     return;
   }
   const stages = pipeline.per_stage ?? [];

@@ -11,8 +11,8 @@ import { type Along, RunSteps } from "../overview/run_steps";
 import type { Theme } from "../theme";
 import type { Leads } from "./breakdown";
 
-const HEIGHT = 190;
-const MOST_NAMED = 8; // outliers with a button of their own
+const HEIGHT = 104;
+const MOST_NAMED = 3; // outliers with a button of their own
 const MOST_LINES = 60; // events of a kind that are lines; more are ticks
 
 const TIME_STEPS = [

@@ -5,7 +5,7 @@ import { Steps } from "../data/steps";
 import type { RunData } from "../data/types";
 import { byId, element } from "../dom";
 import { formatDuration, formatPercent, stepName } from "../format";
-import { keepView, readView, type View } from "../link";
+import { keepTimeline, readView, type View } from "../link";
 import { dataTable } from "../table";
 import type { Theme } from "../theme";
 import { facts, headline } from "../timeline/facts";
@@ -17,6 +17,7 @@ import { search } from "../timeline/search";
 import type { Box, Step } from "../timeline/step";
 import { factNodes, Timeline } from "../timeline/timeline";
 import { CriticalPathPanel } from "./critical_path";
+import { DifferencePanel } from "./difference";
 import { Legend } from "./legend";
 
 const MOST_READ = 64; // so many ranks of a communication are read without asking
@@ -27,11 +28,13 @@ export class TimelinePanel {
   private readonly select = byId<HTMLSelectElement>("step");
   private readonly steps: Steps;
   private readonly criticalPath: CriticalPathPanel;
+  private readonly difference: DifferencePanel;
   private number: number | null = null; // of the step that is shown
   private other = "other"; // the resource that is drawn under the steps, where the plan is not
   private readonly under = new Map<string, Step>();
   private legend: Legend | null = null;
   private requests = 0;
+  private chosen = false;
 
   constructor(
     private readonly run: RunData,
@@ -50,6 +53,10 @@ export class TimelinePanel {
       this.timeline.look(centre - half, centre + half);
     });
     this.criticalPath = new CriticalPathPanel(source, this.timeline, run.critical_kinds);
+    const typical = run.steps.find(({ step }) => step === run.first_shown);
+    this.difference = new DifferencePanel(source, this.timeline, run.first_shown, typical?.duration_ns ?? 0, (rank) =>
+      this.showRanks([rank]),
+    );
     window.addEventListener("resize", () => this.minimap.draw());
     this.addControls();
   }
@@ -65,6 +72,7 @@ export class TimelinePanel {
     this.timeline.grouping = isGrouping ? (view.rows as Grouping) : usualGrouping(step.outline.ranks);
     byId<HTMLSelectElement>("grouping").value = this.timeline.grouping;
     byId("precision").textContent = precision(step);
+    this.chosen = linked;
     await this.show(step);
     if (showsLanesOnly(step)) this.toggleLanes();
     if (linked && view.from !== null && view.to !== null) this.timeline.look(view.from, view.to);
@@ -72,6 +80,7 @@ export class TimelinePanel {
 
   /** Shows a step, by its number. */
   async choose(number: number): Promise<void> {
+    this.chosen = true;
     const request = ++this.requests;
     const step = await this.steps.open(`step/${number}`);
     if (request === this.requests) await this.show(step); // else another step was chosen meanwhile
@@ -88,7 +97,7 @@ export class TimelinePanel {
     byId<HTMLButtonElement>("previous").disabled = position <= 0;
     byId<HTMLButtonElement>("next").disabled = position === this.run.can_show.length - 1;
     byId("timeline").ariaLabel = `Timeline of ${stepName(number)}; the tables below have the numbers`;
-    await Promise.all([this.load(this.timeline.visibleRanks), this.criticalPath.update()]);
+    await Promise.all([this.load(this.timeline.visibleRanks), this.criticalPath.update(), this.difference.update()]);
     byId("stage").dataset.step = String(number);
     this.moved();
   }
@@ -104,22 +113,33 @@ export class TimelinePanel {
     if (this.timeline.pinned) this.showPinned(this.timeline.pinned);
   }
 
-  /** Marks ranks as stragglers, by their numbers. */
-  mark(stragglers: ReadonlySet<number>): void {
-    this.timeline.stragglers = stragglers;
+  /** Marks the ranks that findings name, by their numbers; the rows of those in `kept` are shown in closed groups too. */
+  mark(named: ReadonlySet<number>, kept: ReadonlySet<number>): void {
+    this.timeline.named = named;
+    this.timeline.kept = kept;
+    this.timeline.layOut();
     this.showLegend();
+  }
+
+  /** Shows ranks, by their numbers, and marks their rows. */
+  showRanks(ranks: readonly number[]): void {
+    this.timeline.marked = new Set(ranks);
+    const index = this.timeline.step?.indexOf(ranks[0] ?? -1) ?? -1;
+    if (index >= 0) this.timeline.reveal(index);
     this.timeline.redraw();
   }
 
-  /** Shows a rank, by its number. */
-  showRank(rank: number): void {
-    const index = this.timeline.step?.indexOf(rank) ?? -1;
-    if (index < 0) return;
-    this.timeline.reveal(index);
-    byId("timeline").scrollIntoView({ block: "center" });
+  /** The number of the step that is shown; null before the first is there. */
+  get shown(): number | null {
+    return this.number;
   }
 
-  private get view(): View {
+  /** Whether a step of the page's address is shown, or the user chose one. */
+  get isChosen(): boolean {
+    return this.chosen;
+  }
+
+  private get view(): Omit<View, "view"> {
     const { viewport, grouping, colourBy } = this.timeline;
     return { step: this.number, from: viewport.from, to: viewport.to, rows: grouping, colour: colourBy };
   }
@@ -127,7 +147,7 @@ export class TimelinePanel {
   private moved(): void {
     if (this.number === null) return;
     this.minimap.draw();
-    keepView(() => this.view);
+    keepTimeline(() => this.view);
   }
 
   // ---- controls
@@ -180,6 +200,7 @@ export class TimelinePanel {
         p: () => this.toggleUnder("plan"),
         o: () => this.toggleUnder("other"),
         k: () => this.criticalPath.toggle(),
+        x: () => this.difference.toggle(),
         "/": () => byId("search").focus(),
       };
       const action = keys[event.key];
@@ -382,7 +403,7 @@ export class TimelinePanel {
   }
 
   private showLegend(): void {
-    this.legend?.show(this.theme, this.timeline.colourBy, this.timeline.stragglers.size > 0);
+    this.legend?.show(this.theme, this.timeline.colourBy, this.timeline.named.size > 0);
   }
 }
 

@@ -4,7 +4,7 @@ import { labelledSelect } from "../controls";
 import { ServerSource } from "../data/server";
 import type { Source } from "../data/source";
 import type { Summary } from "../data/types";
-import { byId, element } from "../dom";
+import { button, byId, element } from "../dom";
 import { formatMilliseconds, formatPercent } from "../format";
 import { namedRanks } from "./findings";
 
@@ -24,12 +24,17 @@ export interface Answer {
 const AS_RECORDED = "as recorded";
 const SCHEDULES = ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zb1p", "interleaved_zero_bubble"];
 
-/** Shows the section; `draw` shows a predicted step under the recorded one. */
-export function showWhatIf(source: Source, summary: Summary, draw: (name: string) => Promise<void>): void {
+/** Shows the section; `draw` puts a predicted step under the recorded one in the timeline. */
+export function showWhatIf(
+  source: Source,
+  summary: Summary,
+  draw: (name: string) => Promise<void>,
+  showTimeline: () => void,
+): void {
   if (!summary.ranks.length) return;
   byId("what-if-section").hidden = false;
   const roles = rolesOf(summary);
-  if (source instanceof ServerSource) byId("what-if").append(...form(source, summary, roles, draw));
+  if (source instanceof ServerSource) byId("what-if").append(...form(source, summary, roles, draw, showTimeline));
   else {
     byId("what-if").append(
       element("p", "Predict what a step would take with changes, and draw it beside the recorded one:"),
@@ -57,6 +62,7 @@ function form(
   summary: Summary,
   roles: readonly string[],
   draw: (name: string) => Promise<void>,
+  showTimeline: () => void,
 ): HTMLElement[] {
   const { pipeline } = summary;
   const bandwidth = labelledSelect("what-if-bandwidth", "Bandwidth of", ["no role", ...roles, "all"]);
@@ -107,7 +113,8 @@ function form(
       const found = (await response.json()) as Answer;
       answer.replaceChildren(...sentences(found).map((text) => element("p", text)));
       await draw(found.drawn);
-      answer.append(element("p", "The predicted step is drawn in the timeline under the recorded one (o).", "hint"));
+      const drawn = "The predicted step is drawn in the timeline under the recorded one (o).";
+      answer.append(element("p", drawn, "hint"), button("Show the timeline", drawn, showTimeline));
     } catch (error) {
       answer.replaceChildren(
         element("p", `It cannot be predicted: ${error instanceof Error ? error.message : error}`, "empty"),

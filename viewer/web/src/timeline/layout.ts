@@ -1,7 +1,7 @@
 import type { Rank } from "../data/types";
 import type { Step } from "./step";
 
-export const GUTTER = 232;
+export const GUTTER = 188;
 export const RULER = 24;
 export const MAIN = 30;
 export const LANE = 14;
@@ -101,12 +101,13 @@ export function usualGrouping(ranks: readonly Rank[]): Grouping {
   return new Set(ranks.map((rank) => rank.host)).size > 1 ? "host" : "none";
 }
 
-/** Places the rows of a step from top to bottom. */
+/** Places the rows of a step from top to bottom. A closed group shows the ranks in `kept`, by their numbers, too. */
 export function layOut(
   step: Step,
   grouping: Grouping,
   openGroups: ReadonlySet<string>,
   openRanks: ReadonlySet<number>,
+  kept: ReadonlySet<number> = new Set(),
 ): Layout {
   const rows: Row[] = [];
   let y = 0;
@@ -142,7 +143,8 @@ export function layOut(
     if (open) for (const rank of ranks) addRank(rank, "");
     else {
       const { median, slowest } = representatives(step, ranks);
-      const extra = ranks.filter((rank) => openRanks.has(rank) && rank !== median && rank !== slowest);
+      const isAsked = (rank: number) => openRanks.has(rank) || kept.has(step.outline.ranks[rank]!.rank);
+      const extra = ranks.filter((rank) => isAsked(rank) && rank !== median && rank !== slowest);
       addRank(median, "median");
       for (const rank of extra) addRank(rank, "");
       if (slowest !== median) addRank(slowest, "slowest");

@@ -8,7 +8,7 @@ import type { Viewport } from "./viewport";
 const BINS = 600;
 const MOST_ROWS = 8;
 const MOST_RANKS = 8; // of a group: more would look alike, and take long
-export const MINIMAP_HEIGHT = 36;
+export const MINIMAP_HEIGHT = 24;
 
 export class Minimap {
   private rows: Float64Array[] = [];

@@ -1,9 +1,9 @@
 // Draws a step: a row per rank, boxes from the columns of a step. Boxes narrower than a pixel are drawn once per pixel.
 
-import { formatDuration, niceTick } from "../format";
+import { formatDuration, joined, niceTick } from "../format";
 import { MICROBATCH_COLOURS, type Theme } from "../theme";
 import { isWeightGradient, kindOf, nameOf, residualOf } from "./facts";
-import { GUTTER, HEADING, LANE, type LaneRow, type Layout, MAIN, type RankRow, RULER } from "./layout";
+import { GAP, GUTTER, HEADING, LANE, type LaneRow, type Layout, MAIN, type RankRow, RULER } from "./layout";
 import type { Overlay } from "./overlay";
 import { type Box, type BoxTable, BUBBLE, type Step, sameBox } from "./step";
 import type { Viewport } from "./viewport";
@@ -29,7 +29,8 @@ export interface Scene {
   viewport: Viewport;
   scroll: number;
   title: string;
-  stragglers: ReadonlySet<number>;
+  named: ReadonlySet<number>; // numbers of ranks
+  marked: ReadonlySet<number>;
   colourBy: ColourBy;
   hovered: Box | null;
   pinned: Box | null;
@@ -41,6 +42,8 @@ export interface Scene {
 
 const LEFT_OUT = "not in this file, which would be too large: commtrace view";
 const PLAN = 8; // height of the planned boxes under a row
+const FIRST_LINE = 9; // of a rank's label, below the top of its row
+const SECOND_LINE = 22;
 const COARSE = 4; // at least this wide is a box that gets an outline
 const LABEL_MARGIN = 6; // beside the text of a box
 const LABEL_MIDDLE = 9; // below the top of a box, above the stalls that are drawn over its lower part
@@ -90,6 +93,10 @@ export class Painter {
     const { context: c } = this;
     const { step, viewport } = scene;
     this.clipped(GUTTER, RULER, width - GUTTER, this.height - RULER, () => {
+      if (scene.marked.has(step.outline.ranks[row.rank]!.rank)) {
+        c.fillStyle = this.theme.of("straggler-soft");
+        c.fillRect(GUTTER, y - GAP / 2, width - GUTTER, MAIN + GAP);
+      }
       c.fillStyle = this.theme.of("row");
       const start = viewport.x(step.from[row.rank]!);
       c.fillRect(start, y, viewport.x(step.to[row.rank]!) - start, MAIN);
@@ -111,13 +118,21 @@ export class Painter {
     const { context: c, theme } = this;
     const rank = scene.step.outline.ranks[row.rank]!;
     const indent = 8;
+    const isNamed = scene.named.has(rank.rank);
+    if (scene.marked.has(rank.rank)) {
+      c.fillStyle = theme.of("straggler-soft");
+      c.fillRect(0, y - GAP / 2, GUTTER, MAIN + GAP);
+      c.fillStyle = theme.of("straggler");
+      c.fillRect(0, y - GAP / 2, 4, MAIN + GAP);
+    }
     c.fillStyle = theme.of("muted");
     c.fillText(row.lanes.length ? "▾" : "▸", indent, y + MAIN / 2);
-    const straggles = scene.stragglers.has(rank.rank);
-    c.fillStyle = theme.of(straggles ? "straggler" : "text");
-    const label = `${straggles ? "▲ " : ""}${row.note ? `${row.note}: ` : ""}${rank.label}`;
-    c.fillText(clip(c, label, GUTTER - indent - 20), indent + 14, y + MAIN / 2);
+    c.fillStyle = theme.of(isNamed ? "straggler" : "text");
+    const label = `${isNamed ? "▲ " : ""}rank ${rank.rank} · ${rank.host}`;
+    c.fillText(clip(c, label, GUTTER - indent - 20), indent + 14, y + FIRST_LINE);
     c.fillStyle = theme.of("muted");
+    const place = joined([row.note, placeOf(rank)]);
+    c.fillText(clip(c, place, GUTTER - indent - 20), indent + 14, y + SECOND_LINE);
     for (const lane of row.lanes) {
       const text = clip(c, rank.lanes[lane.lane]!.label, GUTTER - indent - 34);
       c.fillText(text, indent + 28, RULER + lane.y - scene.scroll + LANE / 2);
@@ -345,9 +360,13 @@ export class Painter {
     c.fillStyle = theme.of("accent");
     c.fillRect(x1, RULER, Math.max(x2 - x1, 1), this.height);
     c.globalAlpha = 1;
-    c.fillStyle = theme.of("accent");
     const text = formatDuration(selected.to - selected.from);
-    c.fillText(text, Math.max(GUTTER, (x1 + x2 - c.measureText(text).width) / 2), this.height - 10);
+    const textWidth = c.measureText(text).width;
+    const left = Math.max(GUTTER, (x1 + x2 - textWidth) / 2);
+    c.fillStyle = theme.of("surface");
+    c.fillRect(left - 5, this.height - 21, textWidth + 10, 18);
+    c.fillStyle = theme.of("accent");
+    c.fillText(text, left, this.height - 11);
   }
 
   private drawRuler(scene: Scene, width: number): void {
@@ -393,6 +412,16 @@ export class Painter {
     draw();
     c.restore();
   }
+}
+
+/** The part of a rank's label without its number and host: `pp2 dp1 tp1`. */
+function placeOf({ label, host }: { label: string; host: string }): string {
+  return joined(
+    label
+      .split(" · ")
+      .slice(1)
+      .filter((part) => part !== host),
+  );
 }
 
 interface Place {

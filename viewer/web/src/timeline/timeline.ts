@@ -9,7 +9,8 @@ import { type ColourBy, type DrawnBox, Painter, type Scene, type TimeRange } fro
 import { type Box, type Step, sameBox } from "./step";
 import { Viewport } from "./viewport";
 
-const MOST_OF_THE_WINDOW = 0.72;
+const LEAST_HEIGHT = 300;
+const BELOW = 28; // px of the window that are left below the rows
 const CLICK = 4; // a pointer that moved less was a click
 
 export interface TimelineEvents {
@@ -33,7 +34,9 @@ export class Timeline {
   colourBy: ColourBy = "kind";
   planned: Step | null = null;
   overlay: Overlay | null = null;
-  stragglers: ReadonlySet<number> = new Set(); // numbers of ranks
+  named: ReadonlySet<number> = new Set(); // numbers of ranks that findings name
+  kept: ReadonlySet<number> = new Set(); // of those whose rows are shown though their group is closed
+  marked: ReadonlySet<number> = new Set(); // of those that the reader looks at
   pinned: Box | null = null;
   selected: TimeRange | null = null;
   readonly openGroups = new Set<string>();
@@ -63,15 +66,13 @@ export class Timeline {
   }
 
   show(step: Step, title: string): void {
-    const isFirst = this.step === null;
     this.step = step;
     this.title = title;
     this.pin(null);
     this.select(null);
     this.viewport.limit(step.duration, step.outline.residual_ns?.p99 ?? 0);
     this.layOut();
-    if (isFirst) this.viewport.fit();
-    else this.viewport.look(this.viewport.from, this.viewport.to);
+    this.viewport.fit(); // with the window of a shorter step, what made this one long would be cut off
     this.redraw();
   }
 
@@ -91,7 +92,7 @@ export class Timeline {
 
   layOut(): void {
     if (!this.step) return;
-    this.layout = layOut(this.step, this.grouping, this.openGroups, this.openRanks);
+    this.layout = layOut(this.step, this.grouping, this.openGroups, this.openRanks, this.kept);
     this.resize();
     this.events.onMove();
   }
@@ -156,6 +157,7 @@ export class Timeline {
 
   select(range: TimeRange | null): void {
     this.selected = range;
+    this.tooltip.hidden = true;
     this.events.onSelect(range);
     this.redraw();
   }
@@ -170,8 +172,13 @@ export class Timeline {
       this.layOut();
       row = this.rowOf(rank);
     }
-    if (row) this.scroller.scrollTop = Math.max(0, row.y - 2 * MAIN);
+    if (row && !this.isInView(row)) this.scroller.scrollTop = Math.max(0, row.y - 2 * MAIN);
     this.redraw();
+  }
+
+  private isInView(row: Row): boolean {
+    const top = this.scroller.scrollTop;
+    return row.y >= top && row.y + row.height <= top + this.canvasHeight - RULER;
   }
 
   /** Pins a box and brings it into view, with half as much again around it where the window does not hold it. */
@@ -230,7 +237,8 @@ export class Timeline {
       viewport: this.viewport,
       scroll: this.scroller.scrollTop,
       title: this.title,
-      stragglers: this.stragglers,
+      named: this.named,
+      marked: this.marked,
       colourBy: this.colourBy,
       hovered: this.hovered,
       pinned: this.pinned,
@@ -243,7 +251,8 @@ export class Timeline {
   }
 
   private get canvasHeight(): number {
-    const most = Math.max(240, Math.round(window.innerHeight * MOST_OF_THE_WINDOW));
+    const top = this.scroller.getBoundingClientRect().top + window.scrollY;
+    const most = Math.max(LEAST_HEIGHT, Math.round(window.innerHeight - top - BELOW));
     return Math.min(RULER + this.layout.height, most);
   }
 
@@ -275,7 +284,10 @@ export class Timeline {
     canvas.addEventListener("dblclick", (event) => this.onDoubleClick(event));
     canvas.addEventListener("keydown", (event) => this.onKey(event));
     this.scroller.addEventListener("scroll", () => this.moved());
-    window.addEventListener("resize", () => this.layOut());
+    window.addEventListener("resize", () => {
+      this.layOut();
+      this.draw(); // at once, too: a canvas is empty after a change of its size
+    });
   }
 
   // A plain wheel scrolls the rows, and the page where they end; ctrl or ⌘ zooms, and sideways pans.

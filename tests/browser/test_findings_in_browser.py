@@ -1,0 +1,149 @@
+"""The first screen of a run: its state, its findings, and the way from each to its evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.analysis.summary import Summary, summarise
+from commtrace.cli.main import app
+from commtrace.findings.finding import LOST, SLOW, Finding
+from commtrace.synth import Fault, Job, synthesize, write
+from tests.browser.reader import Reader
+
+SLOW_RANK, SLOW_LINK = 37, 20
+SCREEN = {"width": 1440, "height": 900}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("findings") / "run"
+    faults = (Fault.parse(f"slow-rank={SLOW_RANK}:1.3"), Fault.parse(f"slow-link={SLOW_LINK}:4@10:13"))
+    write(synthesize(Job(pp=4, dp=8, tp=2, microbatches=4, steps=24, faults=faults)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def summary(run: Path) -> Summary:
+    return summarise(run)
+
+
+@pytest.fixture(scope="module")
+def report(run: Path) -> Path:
+    page = run.parent / "report.html"
+    assert CliRunner().invoke(app, ["report", str(run), "-o", str(page)]).exit_code == 0
+    return page
+
+
+@pytest.fixture
+def opened(reader: Reader, report: Path) -> Reader:
+    reader.page.set_viewport_size(SCREEN)
+    return reader.load(report)
+
+
+def finding_of(summary: Summary, rank: int) -> Finding:
+    return next(finding for finding in summary.slow if rank in finding.ranks)
+
+
+def click_on(reader: Reader, words: str) -> None:
+    reader.page.locator("#found > li > button").filter(has_text=words).click()
+    reader.settle()
+
+
+def test_state_findings_figures_and_timeline_are_on_the_first_screen(opened: Reader) -> None:
+    page = opened.page
+
+    assert page.evaluate("scrollY") == 0
+    for part in ("#state-heading", "#verdict", "#found", "#figures", "#steps-chart", "#timeline"):
+        box = page.locator(part).bounding_box()
+        assert box["y"] + box["height"] <= SCREEN["height"], part
+        assert box["height"] > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= SCREEN["width"]
+    assert opened.errors == []
+
+
+def test_the_findings_are_those_of_the_commands(opened: Reader, summary: Summary) -> None:
+    listed = opened.page.locator("#found .what").all_inner_texts()
+    costly = [one for one in summary.findings if one.kind != LOST or (one.share or 0) >= 0.005]
+
+    assert listed == [one.words for one in costly]
+    assert {one.kind for one in costly} == {SLOW, LOST}
+    assert opened.page.inner_text("#verdict") == summary.verdict
+    assert opened.page.inner_text("#state-heading .badge") == summary.state
+    assert f"{summary.together_ns / 1e6:.1f} ms" in opened.page.inner_text("#state-heading")
+
+
+def test_the_row_of_the_costliest_finding_is_shown_and_marked_to_begin_with(opened: Reader) -> None:
+    assert opened.boxes(rank=SLOW_RANK, kind="forward")
+    (row,) = {box["y"] for box in opened.boxes(rank=SLOW_RANK, kind="forward")}
+    edge = f"[...document.getElementById('timeline').getContext('2d').getImageData(1, {row} + 15, 1, 1).data]"
+    red, green, blue, _ = opened.page.evaluate(edge)
+
+    assert red > 1.5 * max(green, blue)
+
+
+def test_a_click_on_a_finding_shows_its_step_its_rank_and_its_evidence(opened: Reader, summary: Summary) -> None:
+    finding = finding_of(summary, SLOW_LINK)
+    assert finding.occurrence is not None
+    before = opened.window()["step"]
+    click_on(opened, finding.words)
+    opened.page.wait_for_function("[10, 11, 12].includes(Number(document.getElementById('stage').dataset.step))")
+    window = opened.window()
+
+    assert before not in finding.occurrence.steps
+    assert window["step"] in finding.occurrence.steps
+    assert window["from"] < 0  # fitted, with a margin
+    assert opened.boxes(rank=SLOW_LINK, kind="forward")
+    behind = opened.page.locator(".finding.open .behind").inner_text()
+    assert finding.evidence in behind
+    assert finding.advice in behind
+    assert f"Most is added on rank {SLOW_LINK} on node2: " in opened.page.inner_text("#difference")
+    assert opened.errors == []
+
+
+def test_a_step_is_compared_with_the_typical_one_by_part_and_rank(opened: Reader) -> None:
+    typical = opened.window()["step"]
+    assert not opened.page.locator("#difference").is_visible()
+    click_on(opened, f"rank {SLOW_LINK} on")
+    opened.page.locator("#difference button").click()
+    parts, ranks = (opened.page.locator("#difference-beside table").nth(number) for number in (0, 1))
+
+    assert f"longer than the typical step {typical:.0f}." in opened.page.inner_text("#difference")
+    assert ranks.locator("tbody tr").first.locator("td").first.inner_text().startswith(f"rank {SLOW_LINK} ")
+    assert "forward" in parts.locator("tbody td:first-child").all_inner_texts()
+    opened.page.locator("#timeline").press("x")
+    assert not opened.page.locator("#difference-beside").is_visible()
+    assert opened.errors == []
+
+
+def test_lost_time_leads_to_its_numbers_and_back(opened: Reader) -> None:
+    click_on(opened, "exposed communication")
+
+    assert opened.page.locator("#exposed-heading").is_visible()
+    assert opened.page.locator("#state-heading").is_visible()
+    opened.page.go_back()
+    assert opened.page.locator("#timeline").is_visible()
+
+
+def test_a_link_to_a_view_opens_it(opened: Reader, report: Path) -> None:
+    opened.show("heat-map")
+    address = opened.page.url
+    opened.page.goto("about:blank")
+    opened.page.goto(address)
+    opened.page.wait_for_selector("html[data-ready]")
+
+    assert "view=heat-map" in address
+    assert opened.page.locator("#heat-map canvas").is_visible()
+    assert opened.page.get_attribute("#views [data-view='heat-map']", "aria-current") == "page"
+
+
+def test_a_figure_leads_to_what_it_is_made_of(opened: Reader, summary: Summary) -> None:
+    figure = opened.page.locator(".figure").filter(has_text="Bubble")
+    ranks = summary.ranks
+    share = sum(rank.part("bubble") for rank in ranks) / sum(rank.wall_ns for rank in ranks)
+
+    assert f"{share:.1%}".replace("%", " %") == figure.locator("strong").inner_text()
+    figure.click()
+    assert opened.page.locator("#pipeline-heading").is_visible()

@@ -39,7 +39,7 @@ _LONGER: Final = LONG_STEP / 2
 _MOST_TOLD: Final = 64
 
 
-class _Known(NamedTuple):
+class _KnownFault(NamedTuple):
     finding: Finding
     until: float  # epoch seconds
 
@@ -53,7 +53,7 @@ class FaultsOfSomeSteps:
     def __init__(self, world_size: int, seconds: float) -> None:
         self._world_size = world_size
         self._seconds = seconds * _WINDOWS_KNOWN
-        self._known: dict[tuple[str, str, str], _Known] = {}
+        self._known: dict[tuple[str, str, str], _KnownFault] = {}
         self._newest = -1  # step that was looked at
         self._newest_before = -1  # step that was looked at the last time but one
         self._num_steps = 0  # of the job so far, that were looked at
@@ -98,7 +98,7 @@ class FaultsOfSomeSteps:
         known = self._known.get(key)
         if known is not None and _last(known.finding) >= _last(finding):
             return  # nothing new: what it cost is the mean over the steps in which it was found
-        self._known[key] = _Known(finding, now + self._seconds)
+        self._known[key] = _KnownFault(finding, now + self._seconds)
 
 
 class _Told(NamedTuple):

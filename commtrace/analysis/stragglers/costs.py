@@ -167,11 +167,12 @@ def struck_steps(work: WorkStatistics, saved_ns: Int64, when: Occurrence) -> tup
     most = np.isin(steps, when.steps)
     all_of_them = np.flatnonzero(saved >= saved[most].mean() / 2)
     in_all = Occurrence(tuple(steps[all_of_them].tolist()), when.total_ns, when.num_steps)
+    struck = (all_of_them if in_all.is_rare else np.flatnonzero(most)).tolist()
     stretches = tuple(
         Stretch(int(steps[run.first]), int(steps[run.last]), float(saved[run.first : run.last + 1].mean()))
-        for run in runs_of(all_of_them.tolist())
+        for run in runs_of(struck)
     )
-    return in_all, stretches
+    return in_all if in_all.is_rare else when, stretches
 
 
 def finding_of(

@@ -36,6 +36,7 @@ _LONGER: Final = LONG_STEP / 2
 """Share by which a step is long enough to be looked into. A fault costs LONG_STEP, of which noise may take a part."""
 
 
+_NEARLY_ALL: Final = 0.9
 _MOST_TOLD: Final = 64
 
 
@@ -82,7 +83,7 @@ class FaultsOfSomeSteps:
         self._goes_on = False
         for finding in _judged(sampled.run_of(steps), float(np.median(durations.ns))):
             is_over = _last(finding) < self._newest
-            if not is_over or finding.occurrence is None or not finding.occurrence.is_rare:
+            if not is_over or not _are_all_of_few(finding, steps):
                 self._goes_on = True  # more steps will tell
             elif not self._is_chance(finding, steps):
                 self._remember(finding, now)
@@ -176,6 +177,14 @@ def _judged(run: Run, step_ns: float) -> Iterator[Finding]:
                 occurrence=finding.occurrence or _occurrence(finding, steps),
                 members=finding.members[:MOST_MEMBERS],
             )
+
+
+def _are_all_of_few(finding: Finding, steps: Int64) -> bool:
+    """Return whether the stretches of a finding are few of the steps, and all in which it costs something."""
+    # If only the costliest of its steps are few, the stretches are those.
+    in_stretches = _occurrence(finding, steps)
+    total_ns = in_stretches.total_ns if finding.occurrence is None else finding.occurrence.total_ns
+    return in_stretches.is_rare and in_stretches.total_ns >= _NEARLY_ALL * total_ns
 
 
 def _occurrence(finding: Finding, steps: Int64) -> Occurrence:

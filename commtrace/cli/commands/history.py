@@ -39,7 +39,7 @@ def list_(
     directory: RunsDirectoryArgument = RUNS,
     json_output: JsonOption = False,
 ) -> None:
-    """List the runs of a directory: when, how long, ranks on how many hosts, steps, step time, how it ended, and the verdict.
+    """List the runs of a directory: when, how long, ranks (on how many hosts), steps, step time, end, and the verdict.
 
     The newest run is the last one. The verdict below it is what summary, straggler or report kept with --keep, else
     what the monitor named; nothing if neither judged it. Folders that hold no readable run are listed with

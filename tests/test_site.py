@@ -44,6 +44,23 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages == {path.name for path in DOCS.glob("*.md")}
 
 
+def test_the_name_of_a_page_in_the_navigation_is_its_title() -> None:
+    named = dict(_names(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    titles = {page: re.findall(r"^# (.*)", (DOCS / page).read_text(), re.MULTILINE)[0] for page in named}
+
+    assert named == titles
+
+
+def _names(entries: object) -> Iterator[tuple[str, str]]:
+    """Yield the file and the name of each page."""
+    if isinstance(entries, list):
+        for entry in entries:
+            yield from _names(entry)
+    elif isinstance(entries, dict):
+        for name, inner in entries.items():
+            yield from [(inner, name)] if isinstance(inner, str) else _names(inner)
+
+
 def _pages(entries: object) -> Iterator[str]:
     if isinstance(entries, str):
         yield entries

@@ -8,11 +8,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
+from commtrace.analysis.judged_run import RunSums, measure_job
 from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, own_and_typical_work, rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.replay.whatif import what_if
 from commtrace.analysis.stragglers.search import MeasuredWork
-from commtrace.analysis.summary import Summary, SummarySums, measure_summary, summarise_measured
+from commtrace.analysis.summary import Summary, summarise_measured
 from commtrace.analysis.windows.run import MeasuredRun, OpenedRun
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 from commtrace.planning.call_counts import CallCounts
@@ -41,7 +42,7 @@ def most_steps_drawn(run: OpenedRun) -> int:
 class _Sums:
     """All measurements of some steps, made together: each window of a large run is read once for them."""
 
-    summary: SummarySums
+    summary: RunSums
     times: RankSteps
     network: NetworkSums
     sent: CallCounts
@@ -56,7 +57,7 @@ class _Sums:
 
 
 def _measure(analysis: Analysis) -> _Sums:
-    return _Sums(measure_summary(analysis), rank_steps(analysis), measure_network(analysis), count_planned(analysis))
+    return _Sums(measure_job(analysis), rank_steps(analysis), measure_network(analysis), count_planned(analysis))
 
 
 class SummarisedRun(NamedTuple):

@@ -1,11 +1,16 @@
-"""The sentence of a summary on the largest loss, and where to look."""
+"""The losses of steps that cannot be replayed, from the states of their ranks: findings as a replay gives them.
+
+>>> [loss.line() for loss in losses_of_states(ranks)]                # doctest: +SKIP
+['exposed dp communication: 40 ms per step (40.0% of it)']
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import (
@@ -20,20 +25,13 @@ from commtrace.analysis.breakdown.states import (
     TRANSFER,
     WAIT,
 )
-from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.step_totals import SummedSteps
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.costs import occurrence
-from commtrace.analysis.stragglers.late_hosts import is_launch_bound_job
-from commtrace.findings.causes import CAUSES, JOB, LOSSES, PAUSES, advice, format_cause
-from commtrace.findings.causes import CHECKPOINT as SAVING
-from commtrace.findings.causes import DATA as INPUT
-from commtrace.findings.causes import GC as COLLECTING
-from commtrace.findings.finding import Finding, Occurrence, Stretch
+from commtrace.findings import causes
+from commtrace.findings.causes import JOB, LOSSES, advice
+from commtrace.findings.finding import LOST, WORTH_NAMING, Finding, finding_id, not_judged
 from commtrace.trace import schema
-
-_WORTH_A_LOOK: Final = 0.05
-"""Smallest share of the step that is singled out."""
 
 ONLY_DUMPS: Final = (
     "Dumps show what was in flight, not where the time went: commtrace doctor says where the job hangs, and who has "
@@ -43,148 +41,134 @@ ONLY_DUMPS: Final = (
 _SAY_NOTHING_OF_WORK: Final = frozenset(
     schema.KINDS[kind] for kind in (schema.STEP, schema.MARK, schema.COLLECTIVE, schema.P2P, schema.STALL)
 )
+_REPLAYED: Final = 0.05
+"""Smallest share of the step in replays that is told."""
 
+_MUCH_UNKNOWN: Final = 0.05
+"""Smallest share of the step outside all spans that is told beside the parts of a replay."""
+
+_MOST: Final = 0.5
+"""Share of the rest that is called by its largest part."""
+
+_OF_THE_REST: Final = (causes.CHECKPOINT, causes.GC, "idle", "memory")
 
 _OF_STATES: Final = (
-    (BUBBLE, "schedule", LOSSES["schedule"].words),
-    (DATA, INPUT, CAUSES[INPUT].activity),
-    (CHECKPOINT, SAVING, CAUSES[SAVING].activity),
-    (GC, COLLECTING, CAUSES[COLLECTING].words),
-    (IDLE, "idle", LOSSES["idle"].words),
-    (MEMORY, "memory", LOSSES["memory"].words),
+    (BUBBLE, "schedule"),
+    (DATA, causes.DATA),
+    (CHECKPOINT, causes.CHECKPOINT),
+    (GC, causes.GC),
+    (IDLE, "idle"),
+    (MEMORY, "memory"),
 )
-"""States of ranks, the cause of each, and what the sentence calls it."""
+"""States of ranks, and the cause of each."""
 
 
-class _Loss(NamedTuple):
-    time_ns: float
-    what: str
-    look_at: str
-    kinds: tuple[str, ...]
-    role: str | None = None
-
-
-def verdict(
+def losses_of_states(
     ranks: Sequence[RankMean],
-    slow: Sequence[Finding],
     unmatched: Mapping[str, str] | None = None,
     *,
     awaited: Sequence[AwaitedRank] = (),
     steps: SummedSteps | None = None,
     captured: Mapping[str, int] | None = None,
-    stop: Finding | None = None,
-    lost: Sequence[Finding] = (),
-) -> str:
-    """Return what holds up the job and its largest loss, and where to look.
+) -> tuple[Finding, ...]:
+    """Return each loss of the mean step, in no order, and why some of it is not known.
 
-    A job that has stopped loses nothing else that matters now. A rank that holds up the others comes next: their wait
-    is only its echo. ``lost`` is the time that nobody is to blame for, the largest part first. ``unmatched`` has
-    reasons by role, see :class:`commtrace.analysis.communication.table.UnmatchedSums`; ``steps`` separate a loss that
-    happened once; ``captured`` has the number of rows by kind.
+    What one rank waits for another counts as exposed communication: without a replay nobody is named for it.
+
+    Args:
+        unmatched: reasons by role, see :class:`commtrace.analysis.communication.table.UnmatchedSums`.
+        awaited: who was waited for, longest first.
+        steps: separate a loss that happened once from one of every step.
+        captured: the number of recorded rows by kind.
     """
-    if stop is not None:
-        return f"{stop.line()} {stop.advice}"
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
-        none = "The steps have no length" if ranks else "No step was recorded by all ranks"
-        return f"{none}: there is nothing to judge."
-    if slow:
-        return _slow_sentence(max(slow, key=lambda finding: finding.cost_ns or 0.0)) + _lost_besides(lost)
-    replayed = sum(rank.total(REPLAY) for rank in ranks) / wall
-    return _replayed_sentence(replayed) + _loss_sentence(ranks, unmatched or {}, awaited, steps, captured or {}, wall)
+        return (not_judged(JOB, "The steps have no length: there is nothing to judge."),) if ranks else ()
+    found = [*_of_states(ranks, captured or {}), *_exposed(ranks, unmatched or {}, awaited)]
+    losses = [_measured(loss, kinds, role, ranks, steps) for loss, kinds, role in found]
+    return (*(loss for loss in losses if (loss.share or 0.0) >= WORTH_NAMING), *_replayed(ranks, wall))
 
 
-def _replayed_sentence(share: float) -> str:
-    if share < _WORTH_A_LOOK:
-        return ""
-    return (
-        f"{share:.0%} of the step is replayed from CUDA graphs that communicate: how much of it is compute, and how "
-        "much exposed communication, is not known. In the rest: "
+def time_outside_spans(
+    ranks: Sequence[RankMean], steps: SummedSteps, captured: Mapping[str, int]
+) -> tuple[Finding, ...]:
+    """Return the time outside all spans, if it is much: a replay counts it as work that is ideal."""
+    loss = replace(_loss("no_span", len(ranks)), evidence=_what_is_in_no_span(ranks, captured), part_ns=0.0)
+    if not any(rank.wall_ns for rank in ranks):
+        return ()
+    measured = _measured(loss, (OTHER,), None, ranks, steps)
+    return (measured,) if (measured.share or 0.0) >= _MUCH_UNKNOWN else ()
+
+
+def with_largest_of_the_rest(
+    findings: Sequence[Finding], ranks: Sequence[RankMean], steps: SummedSteps
+) -> tuple[Finding, ...]:
+    """Return the list with what most of the rest of the lost time is, in which steps, and what to do about it."""
+    if not any(rank.wall_ns for rank in ranks):
+        return tuple(findings)
+    states = [_measured(loss, kinds, role, ranks, steps) for loss, kinds, role in _of_states(ranks, ())]
+    largest = max(
+        (loss for loss in states if loss.cause in _OF_THE_REST), key=lambda loss: loss.cost_ns or 0.0, default=None
+    )
+    if largest is None:
+        return tuple(findings)
+    return tuple(
+        replace(
+            finding,
+            who=largest.words,
+            advice=largest.advice,
+            occurrence=largest.occurrence,
+            evidence="With evaluation, launches, and the rest.",
+        )
+        if finding.cause == "rest" and (largest.cost_ns or 0.0) >= _MOST * max(finding.cost_ns or 0.0, 1.0)
+        else finding
+        for finding in findings
     )
 
 
-def _lost_besides(lost: Sequence[Finding]) -> str:
-    largest = lost[0] if lost else None
-    if largest is None or (largest.share or 0.0) < _WORTH_A_LOOK:
-        return ""
-    return " " + " ".join(filter(None, (f"Largest loss besides: {largest.line()}.", largest.evidence, largest.advice)))
-
-
-def _loss_sentence(
-    ranks: Sequence[RankMean],
-    unmatched: Mapping[str, str],
-    awaited: Sequence[AwaitedRank],
-    steps: SummedSteps | None,
-    captured: Mapping[str, int],
-    wall: int,
-) -> str:
-    worst = max(_losses(ranks, unmatched, awaited, captured), key=lambda loss: loss.time_ns)
-    share = worst.time_ns / wall
-    if not worst.time_ns:
-        return "The ranks compute all the time: there is no loss to name."
-    if share < _WORTH_A_LOOK:
-        return f"The ranks compute; the largest loss is {worst.what} with {share:.1%} of the step. Nothing stands out."
-    when = None if steps is None else _occurrence(steps, worst)
-    if when is not None and when.is_rare:
-        return f"Largest loss: {worst.what}, {when.describe()}, {share:.1%} of the time of all steps. {worst.look_at}"
-    return f"Largest loss: {worst.what}, {share:.1%} of the step ({_ms(worst.time_ns / len(ranks))}). {worst.look_at}"
-
-
-def _occurrence(steps: SummedSteps, loss: _Loss) -> Occurrence:
-    ns = np.sum([steps.total(kind, loss.role) for kind in loss.kinds], axis=0)
-    return occurrence(steps.step.tolist(), ns / max(steps.num_ranks, 1))
-
-
-def _slow_sentence(straggler: Finding) -> str:
-    cost_ns, cause, share = straggler.cost_ns or 0.0, format_cause(straggler.cause), straggler.share or 0.0
-    named = straggler.who[:1].upper() + straggler.who[1:]
-    if straggler.occurrence is not None:
-        were = "were" if straggler.who.startswith("ranks") else "was"
-        why = f", which {were} {CAUSES[straggler.cause].activity}," if straggler.cause in PAUSES else f" ({cause})"
-        return f"{named}{why} held up the others {straggler.occurrence.describe()}. {straggler.advice}"
-    if is_launch_bound_job(straggler):
-        return (
-            f"The devices wait for their hosts (launch-bound): it costs {'at most ' if straggler.cost_is_bound else ''}"
-            f"{_ms(cost_ns)} of every step, {share:.1%} of it. {straggler.advice}"
+def _replayed(ranks: Sequence[RankMean], wall: int) -> Iterator[Finding]:
+    share = sum(rank.total(REPLAY) for rank in ranks) / wall
+    if share >= _REPLAYED:
+        yield not_judged(
+            JOB,
+            f"{share:.0%} of the step is replayed from CUDA graphs that communicate: how much of it is compute, and "
+            "how much exposed communication, is not known.",
         )
-    who = "Now one rank, now another" if straggler.rank < 0 else named
-    if straggler.stretches:
-        when = " and ".join(f"{one.first}–{one.last}{_at(one)}" for one in straggler.stretches)
-        costliest = max(one.cost_ns for one in straggler.stretches)
-        most = "" if len(straggler.stretches) == 1 else "up to "
-        return (
-            f"{who} held up the others ({cause}) in steps {when}: it cost {most}{_ms(costliest)} of each, "
-            f"{share:.1%} of all steps. {straggler.advice}"
-        )
-    hold = "hold" if who.startswith(("Ranks", "Stages")) else "holds"
-    return (
-        f"{who} {hold} up the others ({cause}): it costs {_ms(cost_ns)} of every step, "
-        f"{share:.1%} of it. {straggler.advice}"
+
+
+def _loss(cause: str, num_ranks: int) -> Finding:
+    return Finding(
+        id=finding_id(LOST, JOB, cause), kind=LOST, place=JOB, cause=cause, advice=advice(cause, num_ranks, JOB)
     )
 
 
-def _at(stretch: Stretch) -> str:
-    if stretch.since_ns is None or stretch.until_ns is None:
-        return ""
-    return f" ({date_and_time(stretch.since_ns, stretch.until_ns)})"
+def _measured(
+    loss: Finding, kinds: Sequence[str], role: str | None, ranks: Sequence[RankMean], steps: SummedSteps | None
+) -> Finding:
+    total_ns = sum(rank.exposed_in(role).total_ns if role else sum(map(rank.total, kinds)) for rank in ranks)
+    when = None
+    if steps is not None and total_ns:
+        ns = np.sum([steps.total(kind, role) for kind in kinds], axis=0)
+        when = occurrence(steps.step.tolist(), ns / max(steps.num_ranks, 1))
+    return replace(
+        loss,
+        cost_ns=total_ns / len(ranks),
+        share=total_ns / sum(rank.wall_ns for rank in ranks),
+        occurrence=when if when is not None and when.is_rare else None,
+    )
 
 
-def _losses(
-    ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[AwaitedRank], captured: Iterable[str]
-) -> list[_Loss]:
-    def over_ranks(kind: str) -> int:
-        return sum(rank.total(kind) for rank in ranks)
-
-    return [
-        *(_Loss(over_ranks(kind), what, advice(cause, len(ranks), JOB), (kind,)) for kind, cause, what in _OF_STATES),
-        _Loss(over_ranks(OTHER), "time outside all spans", _what_is_in_no_span(ranks, captured), (OTHER,)),
-        *_exposed(ranks, unmatched, awaited),
-    ]
+def _of_states(
+    ranks: Sequence[RankMean], captured: Iterable[str]
+) -> Iterator[tuple[Finding, Sequence[str], str | None]]:
+    for kind, cause in _OF_STATES:
+        yield _loss(cause, len(ranks)), (kind,), None
+    yield replace(_loss("no_span", len(ranks)), evidence=_what_is_in_no_span(ranks, captured)), (OTHER,), None
 
 
 def _what_is_in_no_span(ranks: Sequence[RankMean], captured: Iterable[str]) -> str:
     if any(rank.total(OTHER) != rank.wall_ns for rank in ranks):
-        return "It is no communication that was seen; name it with commtrace.span to see what it is."
+        return "It is no communication that was seen."
     beside = [kind for kind in captured if kind not in _SAY_NOTHING_OF_WORK]
     if beside:
         return (
@@ -196,29 +180,27 @@ def _what_is_in_no_span(ranks: Sequence[RankMean], captured: Iterable[str]) -> s
     return "Nothing but steps was recorded: neither what computes nor what communicates, so it may be either."
 
 
-def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[AwaitedRank]) -> list[_Loss]:
-    losses = []
+def _exposed(
+    ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[AwaitedRank]
+) -> Iterator[tuple[Finding, Sequence[str], str | None]]:
     for role in sorted({role for rank in ranks for role in rank.exposed}):
         parts = [rank.exposed_in(role) for rank in ranks]
         wait, transfer = sum(part.wait_ns for part in parts), sum(part.transfer_ns for part in parts)
+        loss = _loss(causes.TRANSFER, len(ranks))
+        loss = replace(loss, id=f"{loss.id}/{role}", who=f"exposed {role} communication")
         if role in unmatched:
-            look_at = unmatched[role]
+            loss = replace(loss, evidence=unmatched[role])
         elif wait > transfer:
             waiting = f"{wait / (wait + transfer):.0%} of it is {LOSSES['waiting'].words}"
-            look_at = waiting + _most_awaited(awaited, len(ranks))
+            who, what_to_do = _most_awaited(awaited, len(ranks))
+            loss = replace(loss, evidence=f"{waiting}{who}.", advice=what_to_do)
         else:
-            look_at = f"Most of it is transfer. {advice('transfer', len(ranks), JOB)}"
-        what = f"exposed {role} communication"
-        losses.append(_Loss(wait + transfer, what, look_at, (WAIT, TRANSFER), role))
-    return losses
+            loss = replace(loss, evidence="Most of it is transfer.")
+        yield loss, (WAIT, TRANSFER), role
 
 
-def _most_awaited(awaited: Sequence[AwaitedRank], num_ranks: int) -> str:
-    """Return the rank that stands out among those waited for, and its activity meanwhile."""
+def _most_awaited(awaited: Sequence[AwaitedRank], num_ranks: int) -> tuple[str, str]:
+    """Return the rank that stands out among those waited for, with its activity meanwhile, and what to do."""
     if not awaited or not awaited[0].stands_out:
-        return f". {advice('waiting', num_ranks, JOB)}"
-    return f", most of all {awaited[0].describe()}. {awaited[0].next_step}"
-
-
-def _ms(time_ns: float) -> str:
-    return f"{time_ns / 1e6:.3g} ms" if time_ns < 1e8 else f"{time_ns / 1e6:.0f} ms"
+        return "", advice("waiting", num_ranks, JOB)
+    return f", most of all {awaited[0].describe()}", awaited[0].next_step

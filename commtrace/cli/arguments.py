@@ -63,6 +63,10 @@ KeepOption = Annotated[
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON; docs/json has the schema.")]
 
+DetailsOption = Annotated[
+    bool, typer.Option("--details", help="Print all findings, methods, clocks, limits, and symbols of papers too.")
+]
+
 
 def check_keeps_whole_run(keep: bool, runs: Sequence[Path], *limits: object) -> None:
     """Raise ConfigurationError if a verdict is to be kept that is not of one whole run."""

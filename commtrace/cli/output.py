@@ -55,6 +55,11 @@ def _needed_width(console: Console, table: Table) -> int:
     return needed
 
 
+def table_width(table: Table) -> int:
+    """Return the width at which a table cuts nothing; sentences in it stay wrapped."""
+    return _needed_width(PlainConsole(width=_UNLIMITED), table)
+
+
 def wide_console(file: IO[str] | None = None) -> Console:
     """Return a console wide enough for every number, also for files and pagers."""
     console = _WideConsole(file=file)
@@ -141,12 +146,8 @@ def power_of_two(num_bytes: int) -> str:
 
 
 def bandwidth(gigabytes_per_second: float | None) -> str:
-    """Return GB/s (10⁹ bytes per second) without a unit; below 1 with its own unit: ``25.5 MB/s``."""
-    if gigabytes_per_second is None:
-        return UNKNOWN
-    if gigabytes_per_second == 0 or gigabytes_per_second >= 1:
-        return _three_digits(gigabytes_per_second)
-    return f"{num_bytes(gigabytes_per_second * 1e9)}/s"
+    """Return a bandwidth, given in 10⁹ bytes per second, with its unit: ``298 GB/s``, ``25.5 MB/s``."""
+    return UNKNOWN if gigabytes_per_second is None else f"{num_bytes(gigabytes_per_second * 1e9)}/s"
 
 
 def at_least(text: str, is_bound: bool) -> str:

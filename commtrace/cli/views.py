@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -16,16 +15,16 @@ from rich.markup import escape
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.breakdown.run_budget import RunBudget
 from commtrace.analysis.clocks.align import Alignment
-from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.communication.baseline_share import BaselineShare, whole_share
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.hangs.job_end import EarlierAttempt
 from commtrace.analysis.memory import RankMemory, fullest
 from commtrace.analysis.steps.attempts import Attempt, RepeatedStep
 from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
+from commtrace.analysis.straggler_report import NodesOfFinding
 from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.lost_time import LostTime
-from commtrace.analysis.stragglers.report import NodesOfFinding
+from commtrace.cli.head import print_indented
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
@@ -40,8 +39,8 @@ from commtrace.cli.output import (
     share,
     text_table,
 )
-from commtrace.findings.causes import HOST, LINK, OF_A_NODE, PAUSES
-from commtrace.findings.finding import NOT_JUDGED, SILENT, SLOW, STOPS, Finding, Stretch
+from commtrace.findings.causes import HOST, LINK, OF_A_NODE
+from commtrace.findings.finding import Finding
 from commtrace.findings.formatting import format_duration, format_ranges, format_ranks
 
 _MOST_SHARES: Final = 20
@@ -96,9 +95,10 @@ def bounds_note(rows: Iterable[Communication]) -> str:
     )
 
 
-def print_basis(console: Console, alignment: Alignment, problems: Iterable[str]) -> None:
-    """Print the alignment of the hosts' clocks, and the problems of the run's files."""
-    console.print(clock_line(alignment), style="dim")
+def print_basis(console: Console, alignment: Alignment, problems: Iterable[str], *, details: bool = True) -> None:
+    """Print why the hosts' clocks are not aligned, and the problems of the run's files; if asked for, the residual."""
+    if details:
+        console.print(clock_line(alignment), style="dim")
     if alignment.refused:
         console.print(f"[yellow]! Clocks are not aligned:[/] {escape(alignment.refused)}")
     for problem in problems:
@@ -393,54 +393,38 @@ def _attempt(attempts: Sequence[Attempt], is_last: bool, launch: int) -> str:
     return f"attempt {first.attempt} from {began}, {duration(mean_ns)} a step{shown}"
 
 
-_MOST_STRETCHES = 4
 _MOST_MEMBERS = 4
 
 
-def print_stops(console: Console, findings: Sequence[Finding]) -> None:
-    """Print what failed, hangs or is silent, and how to see more of it."""
-    for finding in findings:
-        if finding.kind in (*STOPS, SILENT):
-            console.print(f"[bold red]{escape(finding.line())}[/] {escape(finding.advice)}")
-
-
-def print_slow(
+def print_evidence(
     console: Console,
     findings: Sequence[Finding],
     *,
-    together_ns: float,
     on_gpu: bool = False,
     nodes: Sequence[NodesOfFinding] | None = None,
+    told: Sequence[Finding] = (),
 ) -> None:
-    """Print what slows the job, the costliest first, with GPU-hours if ``on_gpu``, and what a step saves without it.
+    """Print how each thing that slows the job is known, the costliest first, with GPU-hours if ``on_gpu``.
 
-    ``nodes`` has the devices of each finding and how to keep them out of the next job; with it, print the advice.
+    ``nodes`` has the devices of each finding and how to keep them out of the next job; with it, print the advice,
+    unless the finding is among those ``told``.
     """
     for position, finding in enumerate(findings):
-        hours = f", {finding.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
-        rare = finding.cause in PAUSES or (finding.persistence or 0.0) < 0.5
-        typical = "mean" if rare or finding.stretches else "median"
-        bound = "at most " if finding.cost_is_bound else ""
-        cost = f"costs {bound}{milliseconds(finding.cost_ns)} ms per step ({typical}){hours}"
-        if finding.occurrence is not None:
-            cost = f"{finding.occurrence.describe()}; spread over all steps, it {cost}"
-        console.print(f"[bold red]Straggler: {escape(finding.words)}[/]: {cost}")
-        for text in filter(None, (_when(finding), finding.evidence)):
-            _print_indented(console, text)
+        hours = f": {finding.gpu_hours_per_day:.3g} GPU-hours per day" if on_gpu else ""
+        console.print(f"[bold]{escape(finding.words)}[/]{hours}")
+        texts = [finding.evidence]
         if nodes is not None:
-            for text in filter(None, (_members(finding), *_nodes(finding, nodes[position]))):
-                _print_indented(console, text)
-            _print_indented(console, finding.advice, style="bold")
+            texts += [_members(finding), *_nodes(finding, nodes[position])]
+            texts += [f"→ {finding.advice}"] if finding.advice and finding not in told else []
+        for text in filter(None, texts):
+            print_indented(console, text, "  ", "  ")
         console.print()
-    if len(findings) > 1:
-        at_least = "at least " if any(finding.cost_is_bound for finding in findings) else ""
-        console.print(f"Together they cost {at_least}{milliseconds(together_ns)} ms per step.\n")
 
 
-def _print_indented(console: Console, text: str, style: str | None = None) -> None:
-    # Not rich's padding, which fills every line with blanks up to the width.
-    indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")
-    console.print(escape(indented), style=style)
+def together_line(findings: Sequence[Finding], together_ns: float) -> str:
+    """Return what several findings cost together, which is not the sum of what each of them does."""
+    at_least = "at least " if any(finding.cost_is_bound for finding in findings) else ""
+    return f"Together they cost {at_least}{milliseconds(together_ns)} ms per step."
 
 
 def _nodes(finding: Finding, nodes: NodesOfFinding) -> tuple[str, ...]:
@@ -450,50 +434,12 @@ def _nodes(finding: Finding, nodes: NodesOfFinding) -> tuple[str, ...]:
     return ", ".join(nodes.devices), f"To keep the next job off {end}: {nodes.exclude_nodes}"
 
 
-def _when(finding: Finding) -> str:
-    """Return the first step with its time of day, or the stretches of what is in most steps of them."""
-    step, since = finding.since_step, None if finding.since_ns is None else date_and_time(finding.since_ns)
-    if finding.stretches and not finding.occurrence:
-        return _stretches(finding)
-    if finding.occurrence:
-        return f"First in step {step}, which began at {since}." if since else ""
-    first = ", the first one compared" if finding.since_first_compared else ""
-    return f"Since step {step}{first}" + (f": {since}." if since else ".")
-
-
-def _stretches(finding: Finding) -> str:
-    """Return ``Slow in steps 30–49, 2026-11-23 14:03:22–14:05:09 UTC (49.3 ms per step).``; of many, the costliest."""
-    costliest = sorted(finding.stretches, key=lambda one: -one.cost_ns)[:_MOST_STRETCHES]
-    listed = [
-        f"{one.first}–{one.last}{_at(one)} ({milliseconds(one.cost_ns)} ms per step)"
-        for one in sorted(costliest, key=lambda one: one.first)
-    ]
-    more = len(finding.stretches) - len(costliest)
-    return f"Slow in steps {', '.join(listed)}" + (f" and {more} more stretches" if more else "") + "."
-
-
-def _at(stretch: Stretch) -> str:
-    if stretch.since_ns is None or stretch.until_ns is None:
-        return ""
-    return f", {date_and_time(stretch.since_ns, stretch.until_ns)}"
-
-
 def _members(finding: Finding) -> str:
     members = finding.members
     if not 2 <= len(members) <= _MOST_MEMBERS or members[0].share_ns is None:
         return ""
     shares = (f"rank {one.rank} {milliseconds(one.share_ns)} ({milliseconds(one.alone_ns)})" for one in members)
     return f"Cost of each rank in ms per step if the others are fixed (saved if only it is): {', '.join(shares)}."
-
-
-def print_findings(console: Console, findings: Sequence[Finding], *, told: Finding | None = None) -> None:
-    """Print a line on everything that is slow or could not be judged; ``told`` was mentioned before."""
-    print_stops(console, [finding for finding in findings if finding != told])
-    for finding in findings:
-        if finding.kind == SLOW and finding != told:
-            console.print(escape(f"Straggler: {finding.line()}"))
-        elif finding.kind == NOT_JUDGED:
-            console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
 
 
 def print_awaited(console: Console, awaited: Sequence[AwaitedRank]) -> None:

@@ -240,6 +240,10 @@ LOSSES: Final[Mapping[str, Cause]] = {
         "Move that work off this rank, or do it on all ranks together.",
         activity="in a span of the script's own",
     ),
+    "no_span": Cause(
+        "time outside all spans",
+        "Name it with commtrace.span(...) to see what it is.",
+    ),
     "rest": Cause(
         "garbage collection, checkpoints, evaluation, launches, and the rest",
         "See in the table of ranks of commtrace summary which of them it is.",

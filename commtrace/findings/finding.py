@@ -29,13 +29,19 @@ RECORDING: Final[Kind] = "recording"
 NOT_JUDGED: Final[Kind] = "not_judged"
 
 KINDS: Final = (FAILED, HANG, MISMATCH, SILENT, SLOW, LOST, RECORDING, NOT_JUDGED)
-"""In the order of a list, but that the first two stand as they come, the cause first: ranks that failed; ranks without
-progress; ranks that do not call the same; ranks that no longer report; ranks, a host, a stage, a link, … that cost
-time; time that no such thing explains, by cause; what is wrong with the recording; and what could not be judged,
-because a signal is missing."""
+"""In the order of a list, but that the first two stand as they come, the cause first, and slow and lost are one list by
+cost: ranks that failed; ranks without progress; ranks that do not call the same; ranks that no longer report; ranks, a
+host, a stage, a link, … that cost time; time that no such thing explains, by cause; what is wrong with the recording;
+and what could not be judged, because a signal is missing."""
 
 STOPS: Final = (FAILED, HANG)
 """The job makes no progress: whatever else it loses is no matter now."""
+
+COSTS: Final = (SLOW, LOST)
+"""What the steps lose time to."""
+
+WORTH_NAMING: Final = 0.01
+"""Smallest share of the step of lost time that is told among the findings."""
 
 _EXPLAINS: Final = 0.5
 """Smallest share of a wait that its cause explains."""
@@ -153,7 +159,7 @@ class Finding(Struct, frozen=True, kw_only=True):
         if self.kind == NOT_JUDGED:
             return "not judged"
         if self.kind == LOST:
-            return cause_or_loss(self.cause).words
+            return self.who or cause_or_loss(self.cause).words
         return f"{self.who}, {format_cause(self.cause)}" if self.kind == SLOW else self.who
 
     def line(self) -> str:
@@ -165,9 +171,12 @@ class Finding(Struct, frozen=True, kw_only=True):
         return ": ".join(filter(None, (self.words, self.format_cost())))
 
     def format_cost(self) -> str:
-        """Return ``224 ms per step (62.9% of it)``, or ``once, in step 7: 2.2 s``; empty if the cost is not known."""
+        """Return ``224 ms per step (62.9% of it)``, or ``once, in step 7: 2.2 s (4.0%)``; empty if it is not known.
+
+        The share of what happens in a few steps is that of the time of all steps.
+        """
         if self.occurrence is not None:
-            return self.occurrence.describe()
+            return self.occurrence.describe() + ("" if self.share is None else f" ({self.share:.1%})")
         if self.cost_ns is None:
             return ""
         ms, most = self.cost_ns / 1e6, "at most " if self.cost_is_bound else ""
@@ -213,14 +222,47 @@ def beginning_as(finding: Finding, first: Finding) -> Finding:
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return what stops the job, what is slow, costliest first, then lost time, the largest part first, then the rest.
+    """Return what stops the job, then what steps lose time to, costliest first, then the rest, in the order of KINDS.
 
     Findings of one id, as of two stretches with other ranks beside the first, are told apart by a number.
     """
-    ordered = sorted(
-        findings, key=lambda one: (0 if one.kind in STOPS else KINDS.index(one.kind), -(one.cost_ns or 0.0))
-    )
+    ordered = sorted(findings, key=lambda one: (_position(one.kind), -(one.cost_ns or 0.0)))
     return tuple(with_own_ids(ordered))
+
+
+def _position(kind: Kind) -> int:
+    alike = next((kinds for kinds in (STOPS, COSTS) if kind in kinds), (kind,))
+    return KINDS.index(alike[0])
+
+
+def worth_naming(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return what to tell first: what stops or slows the job, and lost time but for small parts of the step."""
+    return tuple(
+        finding
+        for finding in findings
+        if finding.kind in (FAILED, HANG, MISMATCH, SILENT, SLOW)
+        or (finding.kind == LOST and (finding.share or 0.0) >= WORTH_NAMING)
+    )
+
+
+NOTHING_COSTS: Final = f"Nothing was found that costs {WORTH_NAMING:.0%} of the step or more."
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return the first finding of a ranked list with what to do, and the next one, as a paragraph."""
+    named = worth_naming(findings)
+    if not named:
+        why_not = next((finding.line() for finding in findings if finding.kind == NOT_JUDGED), "")
+        return why_not or NOTHING_COSTS
+    first = named[0]
+    sentences = [_sentence(first.line()), first.evidence if first.kind == LOST else "", first.advice]
+    if first.kind not in STOPS and len(named) > 1:
+        sentences.append(f"Then: {_sentence(named[1].line())}")
+    return " ".join(filter(None, sentences))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def with_own_ids(findings: Iterable[Finding]) -> Iterator[Finding]:

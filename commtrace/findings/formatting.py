@@ -36,6 +36,17 @@ def format_spread(values: Iterable[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def format_time(time_ns: float) -> str:
+    """Return a short time with three digits and its unit, as of a step: ``1.25 ms``, ``156 ms``, ``2.30 s``."""
+    size, unit = next(
+        (size, unit)
+        for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns"))
+        if (time_ns >= size or size == 1)
+    )
+    number = time_ns / size
+    return f"{number:.{0 if number >= 100 or size == 1 else 1 if number >= 10 else 2}f} {unit}"
+
+
 def format_duration(time_ns: int) -> str:
     """Return ``3 ms``, ``0.4 s``, ``42 s``, ``7 min``, ``3.2 h``, ``12 days``."""
     seconds = time_ns / 1e9

@@ -52,7 +52,7 @@ class RunFacts:
     hosts: tuple[str, ...]  # names of the nodes
     first_step: Count | None  # of the newest attempt
     last_step: Count | None
-    step_ns: Count | None  # median of steps of the lowest recorded rank, sampled from all of the run
+    step_ns: Count | None  # mean of steps of the lowest recorded rank but the first, sampled from all of the run
     state: str  # of job_end.STATES
     ending: str  # describes the ranks that failed, were cut off or are silent
     problems: tuple[str, ...]
@@ -125,9 +125,10 @@ def _facts(
 ) -> RunFacts:
     lowest = run.ranks[min(run.ranks)]
     state, ending = how_it_ended(endings)
-    step_ns = int(statistics.median(durations)) if durations else None
+    after_warm_up = durations[1:] or durations
     if state == RUNNING:
-        ending = ", ".join(filter(None, (_stalled(run, last_step, step_ns, now_ns), ending)))
+        usual_ns = int(statistics.median(durations)) if durations else None
+        ending = ", ".join(filter(None, (_stalled(run, last_step, usual_ns, now_ns), ending)))
     writes = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > FIRST_DATE_NS]
     return RunFacts(
         run=run.any_metadata.run_id,
@@ -140,7 +141,7 @@ def _facts(
         hosts=tuple(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),
         first_step=None if last_step < 0 else min(lowest.first_step, last_step),
         last_step=None if last_step < 0 else last_step,
-        step_ns=step_ns,
+        step_ns=int(statistics.mean(after_warm_up)) if after_warm_up else None,
         state=state,
         ending=ending,
         problems=_bounded(run.problems),
@@ -156,9 +157,13 @@ def _stalled(run: Run, last_step: int, step_ns: int | None, now_ns: int) -> str:
     return "" if quiet is None or quiet.pauses else f"hangs since {date_and_time(quiet.since_ns)}"
 
 
+_FACTS: Final = b"step_ns is a mean"
+"""What the facts are: those that were kept by other definitions are read again."""
+
+
 def fingerprint(directory: Path) -> str:
     """Return a text that changes when a file of the ranks or of the monitor does, without opening any."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_FACTS)
     files = [path for folder in rank_directories(directory) if folder.is_dir() for path in sorted(folder.iterdir())]
     for path in [*files, directory / MONITOR_STATUS, directory / MONITOR_EVENTS]:
         try:

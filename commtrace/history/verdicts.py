@@ -9,8 +9,7 @@ from typing import Final
 
 from commtrace.analysis.hangs.job_end import Count
 from commtrace.errors import TraceFormatError
-from commtrace.findings.causes import format_cause
-from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding
+from commtrace.findings.finding import LOST, NOT_JUDGED, SLOW, Finding, worth_naming
 from commtrace.findings.status import CHANGED, FOUND, LiveEvent, MonitorStatus
 from commtrace.history.facts import MONITOR_EVENTS, MONITOR_STATUS, Time
 from commtrace.trace.inputs import open_file, printable_json, read_file
@@ -31,9 +30,9 @@ _NAMING: Final = (FOUND, CHANGED)
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One cause of lost time."""
+    """A finding on a cause of lost time, as it is kept."""
 
-    who: str  # describes the rank, host, stage or link
+    who: str  # describes the rank, host, stage or link; empty of lost time
     place: str  # as in a finding, like the cause
     cause: str
     cost_ms_per_step: float | None  # saving per step without it; None if unknown
@@ -41,16 +40,8 @@ class Named:
     ranks: tuple[int, ...] = ()  # slowest first, at most 64
     hosts: tuple[str, ...] = ()  # empty if the cause is in the division of work, or moves between ranks
     share_of_step: float | None = None  # the cost, of the mean step; None if unknown
-
-    @property
-    def text(self) -> str:
-        """Return ``rank 1 on vm, slow forward: 224 ms per step, 62.9%``."""
-        words = f"{self.who}, {format_cause(self.cause)}"
-        if self.cost_ms_per_step is None:
-            return words
-        share = "" if self.share_of_step is None else f", {self.share_of_step:.1%}"
-        ms = self.cost_ms_per_step
-        return f"{words}: {f'{ms:.0f}' if ms >= 100 else f'{ms:.3g}'} ms per step{share}"
+    id: str = ""  # of the finding
+    text: str = ""  # the finding in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,9 @@ class RunVerdict:
     attempt: Count  # number of earlier starts of the job
     judged_ns: Time  # epoch
     last_step: Count | None  # the last one judged; None if none had ended
-    named: tuple[Named, ...]  # the costliest first
+    named: tuple[Named, ...]  # what slows the steps, the costliest first
     abstentions: tuple[str, ...] = ()  # sentences about parts that could not be judged
+    losses: tuple[Named, ...] = ()  # lost time that is worth naming, the largest first
 
     @property
     def is_judged(self) -> bool:
@@ -72,11 +64,16 @@ class RunVerdict:
 
     @property
     def text(self) -> str:
-        """Return ``rank 1 on vm, slow forward: 224 ms per step, 62.9%; 1 more``, or that nobody was named."""
-        if not self.named:
-            return "no straggler" if self.is_judged else "no straggler, but not all could be judged"
-        more = f"; {len(self.named) - 1} more" if len(self.named) > 1 else ""
-        return f"{self.named[0].text}{more}"
+        """Return ``rank 1 on vm, slow forward: 224 ms per step (62.9% of it); 1 more``.
+
+        It is the costliest finding, and the costliest that slows the steps if that is another one.
+        """
+        found = _costliest((*self.named, *self.losses))
+        if not found:
+            return "nothing found" if self.is_judged else "nothing found, but not all could be judged"
+        told = list(dict.fromkeys((found[0], *self.named[:1])))
+        more = len(found) - len(told)
+        return "; ".join([*(one.text for one in told), *([f"{more} more"] if more else [])])
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -96,7 +93,8 @@ def verdict_of_analysis(
     listed = list(findings)
     named = [_named(finding) for finding in listed if finding.kind == SLOW]
     abstentions = tuple(one.evidence for one in listed if one.kind == NOT_JUDGED)[:_MOST_ABSTENTIONS]
-    return RunVerdict(ANALYSIS, by, attempt, judged_ns, last_step, _costliest(named), abstentions)
+    losses = [_named(finding) for finding in worth_naming(listed) if finding.kind == LOST]
+    return RunVerdict(ANALYSIS, by, attempt, judged_ns, last_step, _costliest(named), abstentions, _costliest(losses))
 
 
 def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
@@ -131,6 +129,8 @@ def _named(finding: Finding) -> Named:
         finding.ranks[:_MOST_RANKS],
         finding.hosts[:_MOST_HOSTS],
         finding.share,
+        finding.id,
+        finding.line(),
     )
 
 

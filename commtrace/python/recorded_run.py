@@ -17,13 +17,13 @@ import pyarrow as pa
 from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
+from commtrace.analysis.judged_run import judge_run, measure_job
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.pipeline.observed import Pipeline, find_pipeline
 from commtrace.analysis.step_totals import TimeTotals, time_totals
 from commtrace.analysis.steps.choice import ChosenSteps, load_window
 from commtrace.analysis.stragglers.baseline import HealthyRun
-from commtrace.analysis.stragglers.list_of_findings import findings_of_run
 from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.windows.run import MeasuredRun, OpenedRun, Result, survey_large_run
@@ -166,13 +166,13 @@ class RecordedRun(Generic[Frame]):
         return find_pipeline(self._run)
 
     def findings(self, baseline: RecordedRun[Any] | None = None) -> tuple[Finding, ...]:
-        """Return what stops the job, what slows it, costliest first, lost time, and what could not be judged.
+        """Return what stops the job, then what slows it and lost time by cost, then what could not be judged.
 
         Args:
             baseline: a healthy run of the same job, for causes that no comparison of ranks shows.
         """
         normal = None if baseline is None else baseline._as_baseline()
-        return findings_of_run(self._run, self._run.measure(measure_work).result, normal)
+        return judge_run(self._run, self._run.measure(measure_job).result, normal).findings
 
     def summary(self) -> Summary:
         """Return everything that ``commtrace summary`` prints."""

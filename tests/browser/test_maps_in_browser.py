@@ -11,9 +11,10 @@ import pytest
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.table import Detail, communication_table
 from commtrace.analysis.comparison.compare import step_series
+from commtrace.analysis.judged_run import measure_job
 from commtrace.analysis.rank_steps import rank_steps
-from commtrace.analysis.stragglers.report import report_of_steps
-from commtrace.analysis.summary import measure_summary, summarise_analysis
+from commtrace.analysis.straggler_report import report_of_steps
+from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import OpenedRun
 from commtrace.viewer.comparison import comparison_resources
@@ -50,9 +51,9 @@ def analysis() -> Analysis:
 def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("maps") / "report.html"
     views = {
-        **map_resources(rank_steps(analysis), measure_summary(analysis).stragglers.work.steps),
+        **map_resources(rank_steps(analysis), measure_job(analysis).stragglers.work.steps),
         **network_resources(analysis.run, measure_network(analysis)),
-        **slowdown_resources(OpenedRun.of(analysis), measure_summary(analysis).stragglers.work),
+        **slowdown_resources(OpenedRun.of(analysis), measure_job(analysis).stragglers.work),
         **comparison_resources(
             OpenedRun.of(analyse(replace(FASTER.run(), path=Path("faster")))), OpenedRun.of(analysis)
         ),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.windows.run import measure_run, open_run
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import chosen_workers
 from commtrace.cli.commands import bandwidth, compare
 from commtrace.cli.main import app
@@ -41,7 +41,7 @@ def answer_of(*arguments: object) -> dict[str, Any]:
 def in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step is a window of its own, however short the run."""
     monkeypatch.setattr(bandwidth, "open_run", partial(open_run, most_bytes=0, most_rows=1))
-    monkeypatch.setattr(compare, "measure_run", partial(measure_run, most_bytes=0, most_rows=1))
+    monkeypatch.setattr(compare, "open_run", partial(open_run, most_bytes=0, most_rows=1))
 
 
 WHOLE: dict[str, Any] = {}

@@ -35,13 +35,17 @@ def test_bytes_are_powers_of_ten(count: int, text: str) -> None:
 
 
 def test_an_unknown_bandwidth_is_not_zero() -> None:
-    assert (output.bandwidth(None), output.bandwidth(12.34)) == ("–", "12.3")
+    assert (output.bandwidth(None), output.bandwidth(12.34)) == ("–", "12.3 GB/s")
     assert (output.bandwidth(0.0255), output.bandwidth(0.25), output.bandwidth(1.0)) == (
         "25.5 MB/s",
         "250 MB/s",
-        "1.00",
+        "1.00 GB/s",
     )
-    assert (output.bandwidth(0.00004), output.bandwidth(9.6e-7), output.bandwidth(0.0)) == ("40.0 kB/s", "960 B/s", "0")
+    assert (output.bandwidth(0.00004), output.bandwidth(9.6e-7), output.bandwidth(0.0)) == (
+        "40.0 kB/s",
+        "960 B/s",
+        "0 B/s",
+    )
 
 
 def test_sizes_by_powers_of_two() -> None:

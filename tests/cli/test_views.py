@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -14,11 +15,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
+from commtrace.analysis.judged_run import RunTitle
 from commtrace.analysis.memory import RankMemory
 from commtrace.analysis.stragglers.lost_time import LostTime
+from commtrace.cli.head import print_head, when
 from commtrace.cli.main import app
-from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines, print_slow
-from commtrace.findings.finding import Occurrence, Stretch
+from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines, together_line
+from commtrace.findings.finding import NOTHING_COSTS, Finding, Occurrence, Stretch, not_judged, ranked
 from tests.findings.reading import in_json, slow
 from tests.pipeline_factory import Clock, PipelineJob
 from tests.trace.rows import write_run
@@ -38,8 +41,9 @@ def words(*arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_residual_of_the_clocks_stands_above_the_numbers(recorded: Path, command: str) -> None:
-    assert "Clocks: collective ends, 10 observations, residual" in words(command, recorded)
+def test_how_well_clocks_agree_is_a_detail(recorded: Path, command: str) -> None:
+    assert "Clocks: collective ends, 10 observations, residual" in words(command, recorded, "--details")
+    assert "residual" not in words(command, recorded)
     answer = json.loads(words(command, recorded, "--json"))
     assert answer["alignment"]["residual_ns"]["p99"] < 20_000
     assert answer["problems"] == []
@@ -56,7 +60,7 @@ def test_a_rank_without_files_is_reported(tmp_path: Path, command: str) -> None:
 
 def test_compare_tells_it_of_either_side(recorded: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", PipelineJob(2, 4, nodes={0: "a", 1: "b"}, steps=10).run())
-    shown = words("compare", recorded, other)
+    shown = words("compare", recorded, other, "--details")
     assert f"{recorded}: Clocks: collective ends" in shown
     assert f"{other}: Clocks: collective ends" in shown
     answer = json.loads(words("compare", recorded, other, "--json"))
@@ -149,30 +153,73 @@ def test_the_peak_memory_is_that_of_the_fullest_rank() -> None:
     assert list(memory_lines([])) == []
 
 
+TITLE = RunTitle("made", 0, "ended", 4, 4, ("a",), "made", 10, 25e6)
+
+
+def head(*findings: Finding, width: int = 80, details: bool = False) -> str:
+    output = io.StringIO()
+    print_head(Console(file=output, width=width, highlight=False), TITLE, ranked(findings), details=details)
+    return output.getvalue()
+
+
+def loss(cause: str, cost_ms: float, **changes: Any) -> Finding:
+    one = Finding(id=f"lost/job/{cause}", kind="lost", place="job", cause=cause, cost_ns=cost_ms * 1e6)
+    return structs.replace(one, share=cost_ms / 25, **changes)
+
+
+def test_the_head_is_the_state_the_findings_by_cost_and_what_to_do() -> None:
+    rank = slow(5.0, since_first_compared=True, share=0.2, advice="Look at it.")
+    assert head(rank, loss("transfer", 9, evidence="By role: dp 100%.", advice="Overlap it.")) == (
+        "Run made · ended · 4 ranks on a · 10 steps of 25.0 ms\n"
+        "1. exposed communication: 9 ms per step (36.0% of it)\n"
+        "   By role: dp 100%.\n"
+        f"2. {rank.line()}\n"
+        "   Since the first step that was compared.\n"
+        "→ Overlap it.\n"
+        "\n"
+    )
+
+
+def test_of_many_findings_the_costliest_five_are_shown() -> None:
+    many = [slow(cost, rank=rank) for rank, cost in enumerate(range(7))]
+    assert "5. " in head(*many)
+    assert "6. " not in head(*many)
+    assert "2 more: --details" in head(*many)
+    assert "7. " in head(*many, details=True)
+
+
+def test_nothing_is_said_to_be_found_only_where_all_could_be_judged() -> None:
+    why_not = not_judged("job", "Too few steps.")
+    assert NOTHING_COSTS in head(loss("data", 0.1))
+    assert "Not judged: Too few steps." in head(why_not)
+    assert NOTHING_COSTS not in head(why_not)
+
+
+def test_a_command_that_is_to_be_copied_is_not_broken() -> None:
+    path = "commtrace-runs/" + "a-long-name/" * 10
+    hang = Finding(
+        id="hang", kind="hang", who="rank 1", evidence="Rank 1 has not arrived.",
+        advice=f"See where each rank is: commtrace doctor {path}",
+    )  # fmt: skip
+    text = head(hang, loss("transfer", 9))
+    assert "Rank 1 has not arrived." in text.splitlines()[1]
+    assert f"  commtrace doctor {path}" in text.splitlines()
+
+
 def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> None:
     rare = slow(
         3.0, "evaluation", occurrence=Occurrence((10, 20), 60_000_000, 20), since_step=10, since_ns=10**18,
         stretches=(Stretch(9, 20, 3.3e6),),
     )  # fmt: skip
-    output = io.StringIO()
-    console = Console(file=output, width=100, highlight=False)
 
-    print_slow(console, [rare, structs.replace(rare, occurrence=None)], together_ns=3.3e6)
-
-    first, second, _ = output.getvalue().strip().split("\n\n")
-    assert "First in step 10, which began at 2001-09-09" in first
-    assert "Slow in" not in first
-    assert "Slow in steps 9–20 (3.3" in second
+    assert when(rare).startswith("First in step 10, which began at 2001-09-09")
+    assert when(structs.replace(rare, occurrence=None)) == "In steps 9–20 (3.3 ms of each)."
 
 
 @pytest.mark.parametrize(("is_bound", "words"), [(False, "3.30 ms"), (True, "at least 3.30 ms")])
 def test_the_cost_of_several_is_that_of_all_together(is_bound: bool, words: str) -> None:
-    output = io.StringIO()
-    console = Console(file=output, width=100, highlight=False)
     one = slow(3.0, "gc")
 
-    print_slow(console, [one], together_ns=3.0e6)
-    assert "Together" not in output.getvalue()
-
-    print_slow(console, [one, structs.replace(one, cost_is_bound=is_bound)], together_ns=3.3e6)
-    assert output.getvalue().endswith(f"Together they cost {words} per step.\n\n")
+    assert together_line([one, structs.replace(one, cost_is_bound=is_bound)], 3.3e6) == (
+        f"Together they cost {words} per step."
+    )

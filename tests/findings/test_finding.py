@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.findings.causes import CAUSES, LOSSES, PART_OF_LOSS
 from commtrace.findings.finding import (
     KINDS,
+    NOTHING_COSTS,
     Finding,
     Member,
     Occurrence,
@@ -22,6 +24,8 @@ from commtrace.findings.finding import (
     hosts_of,
     ranked,
     reason_of,
+    verdict,
+    worth_naming,
 )
 
 MS = 1_000_000
@@ -51,9 +55,25 @@ def test_json_has_the_line_as_text() -> None:
     assert msgspec.json.decode(json.dumps(slow(1, 224).to_json()), type=Finding) == slow(1, 224)
 
 
-def test_what_is_slow_stands_before_lost_time_and_the_costliest_first() -> None:
-    costly, cheap = slow(1, 50), slow(2, 5)
-    assert ranked([UNKNOWN, LOST, cheap, costly]) == (costly, cheap, LOST, UNKNOWN)
+def test_what_is_slow_and_lost_time_are_one_list_with_the_costliest_first() -> None:
+    costly, cheap = slow(1, 150), slow(2, 5)
+    assert ranked([UNKNOWN, LOST, cheap, costly]) == (costly, LOST, cheap, UNKNOWN)
+
+
+def test_the_verdict_is_the_costliest_with_what_to_do_and_the_next_one() -> None:
+    loss, rank = replace(LOST, share=0.2, advice="Balance."), slow(1, 50)
+    assert verdict([loss, rank, UNKNOWN]) == (
+        "Waiting for pipeline neighbours (bubble): 90 ms per step (20.0% of it). Balance. Then: Rank 1 on a, slow "
+        "forward: 50 ms per step (12.5% of it)."
+    )
+    assert verdict([UNKNOWN]) == "Not judged: Too few steps."
+    assert verdict([]) == NOTHING_COSTS
+
+
+def test_small_parts_of_lost_time_are_not_worth_naming_but_whatever_is_slow_is() -> None:
+    small, rank = replace(LOST, share=0.005), slow(1, 1)
+    assert worth_naming([rank, small, UNKNOWN]) == (rank,)
+    assert verdict([small]) == NOTHING_COSTS
 
 
 def test_a_wait_is_an_effect_of_the_costliest_finding_that_explains_half_of_it() -> None:
@@ -132,7 +152,7 @@ def test_an_id_has_the_lowest_rank_if_there_are_ranks() -> None:
 
 def test_what_strikes_now_and_then_says_when_instead_of_a_cost_per_step() -> None:
     once = slow(1, 3, cause="gc", occurrence=Occurrence((7,), 60 * MS, 20))
-    assert once.line() == "rank 1 on a, garbage collection: once, in step 7: 60 ms"
+    assert once.line() == "rank 1 on a, garbage collection: once, in step 7: 60 ms (0.8%)"
 
 
 def test_the_slowest_rank_and_its_host_stand_for_all() -> None:

@@ -62,7 +62,7 @@ def test_every_table_can_be_read(name: str, directory: Path) -> None:
 
     expected = {
         "spans": 24, "steps": 6, "partition": 14, "ranks": 2, "communication": 1, "communication_by_size": 1,
-        "communication_by_group": 1, "stages": 0, "findings": 6, "files": 30,
+        "communication_by_group": 1, "stages": 0, "findings": 7, "files": 30,
     }  # fmt: skip
     assert count["n"] == expected[name]
 

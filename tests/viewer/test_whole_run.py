@@ -8,7 +8,7 @@ import pyarrow as pa
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.replay.step_statistics import StepStatistics
-from commtrace.analysis.stragglers.report import report_of_steps
+from commtrace.analysis.straggler_report import report_of_steps
 from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.windows.run import OpenedRun
 from commtrace.trace.run import Run

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
 
 from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns
+from commtrace.analysis.hangs.diagnosis import Diagnosis
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.job_end import RUNNING, end_words, how_it_ended
 from commtrace.analysis.hangs.no_progress import find_quiet, latest_advance_ns
@@ -54,9 +56,14 @@ def state_of_job(recorded: Run, *, now_ns: int, ask: AskProcess = unknown_proces
         ask: for the process that recorded a rank.
     """
     run = _newest(recorded)
-    diagnosis = examine(run, now_ns=now_ns, ask=ask)
-    endings = find_endings(run, now_ns, ask)
-    state, ending = how_it_ended(endings)
+    return state_of_examined(run, examine(run, now_ns=now_ns, ask=ask), now_ns=now_ns, ask=ask, path=recorded.path)
+
+
+def state_of_examined(
+    run: Run, diagnosis: Diagnosis, *, now_ns: int, ask: AskProcess = unknown_process, path: Path | None = None
+) -> JobState:
+    """Return what the job of an examined run does now; ``path`` is where to read it, if that is not the run's own."""
+    state, ending = how_it_ended(find_endings(run, now_ns, ask))
     last_step, since_ns = _last_step(run)
     findings = [
         replace(finding, since_step=last_step, since_ns=since_ns) if finding.kind == HANG else finding
@@ -66,7 +73,7 @@ def state_of_job(recorded: Run, *, now_ns: int, ask: AskProcess = unknown_proces
     if state == RUNNING and all(finding.kind not in STOPS for finding in findings):
         findings = [*_stalled(run, now_ns), *findings]
     hang = next((finding for finding in findings if finding.kind == HANG), None)
-    way = f"See where each rank is: commtrace doctor {recorded.path}"
+    way = f"See where each rank is: commtrace doctor {path or run.path}"
     told = tuple(replace(finding, advice=finding.advice or way) for finding in findings)
     if hang is not None and state == RUNNING:
         since = "" if hang.since_ns is None else f" since {date_and_time(hang.since_ns)}"

@@ -28,7 +28,7 @@ from commtrace.analysis.replay.program import Program
 from commtrace.analysis.replay.scenarios import Replay, Scenario
 from commtrace.analysis.replay.step_bounds import NOT_IN_ORDER
 from commtrace.analysis.replay.step_statistics import StatisticsParts, StepStatistics
-from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals, most_waited_for
+from commtrace.analysis.stragglers.awaited import AwaitedTotals, most_waited_for
 from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.late_hosts import launch_bound_job
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
@@ -210,11 +210,6 @@ class StragglerSums:
     def joined(self) -> StragglerSums:
         """Return the same with the work in one part."""
         return replace(self, work=self.work.joined())
-
-
-def measure_stragglers(analysis: Analysis) -> StragglerSums:
-    """Measure the work of the steps that count, and for whom ranks waited in them."""
-    return StragglerSums(measure_work(analysis), awaited_totals(analysis.context))
 
 
 def judge_stragglers(

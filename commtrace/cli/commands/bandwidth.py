@@ -19,13 +19,13 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.links import LinkSpeeds, NodeLink, SlowTraffic, find_slow_links, measure_links
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
-from commtrace.analysis.stragglers.list_of_findings import findings_of_run
-from commtrace.analysis.stragglers.search import MeasuredWork, measure_work
+from commtrace.analysis.judged_run import RunSums, judge_run, measure_job
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     AttemptOption,
     ClusterOption,
+    DetailsOption,
     JsonOption,
     RunsArgument,
     StepsOption,
@@ -33,6 +33,7 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
+from commtrace.cli.head import is_stopped, print_head
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
@@ -44,10 +45,10 @@ from commtrace.cli.output import (
     share,
     wide_console,
 )
-from commtrace.cli.output import bandwidth as gigabytes_per_second
-from commtrace.cli.views import bounds_note, print_basis, print_findings, run_line
+from commtrace.cli.output import bandwidth as bandwidth_words
+from commtrace.cli.views import bounds_note, print_basis
 from commtrace.findings.causes import CAUSES
-from commtrace.findings.finding import NOT_JUDGED, SLOW, STOPS, Finding, reason_of
+from commtrace.findings.finding import NOT_JUDGED, SLOW, Finding, reason_of, verdict
 from commtrace.findings.formatting import format_ranges, ranges
 from commtrace.trace.json_values import fields_to_json
 
@@ -67,6 +68,9 @@ class By(str, Enum):
 
 _LEFT_OUT: Final = {By.OPERATION: (), By.SIZE: ("bytes",), By.GROUP: ("n", "p99")}
 """Columns that make room for the additional one, so that the table stays within a terminal."""
+
+_FIRST: Final = ("calls", "bytes", "p50", "busbw", "needed", "exposed")
+"""Columns that are shown without --details."""
 
 _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Detail.GROUP}
 
@@ -91,6 +95,7 @@ def bandwidth(
     attempt: AttemptOption = None,
     by: Annotated[By, typer.Option(help="Divide further by the bytes of a call, or by process group.")] = By.OPERATION,
     steps: StepsOption = "",
+    details: DetailsOption = False,
     json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
@@ -105,7 +110,8 @@ def bandwidth(
     with chosen_workers(workers, cluster) as chosen:
         opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
         measured = opened.measure(partial(_measure, detail=_DETAIL[by]))
-        findings = findings_of_run(opened, measured.result.work)
+        judged = judge_run(opened, measured.result.run)
+    findings = judged.findings
     rows = measured.result.communication.table(measured.recorded)
     links = measured.result.links.links()
     slow = find_slow_links(links)
@@ -123,21 +129,14 @@ def bandwidth(
     )
     if json_output:
         sys.stdout.write(json.dumps(fields_to_json(report), allow_nan=False) + "\n")
-    elif rows:
-        console = wide_console()
-        line = run_line(report.run, measured.recorded.any_metadata.attempt)
-        console.print(escape(line), style="dim")
-        console.print(f"[bold]{escape(report.verdict)}[/]")
-        print_findings(
-            console,
-            [one for one in findings if one not in _slow_communication(findings)],
-            told=findings[0] if findings and findings[0].kind in STOPS else because,
-        )
+        return
+    console = wide_console()
+    print_head(console, judged.title, findings, details=details)
+    console.print(escape(_answer(rows, links, slow, findings, because)))
+    print_basis(console, report.alignment, report.problems, details=details)
+    if rows:
         console.print()
-        print_basis(console, report.alignment, report.problems)
-        _print(console, rows, by)
-    else:
-        typer.echo(f"{run}: {report.verdict}")
+        _print(console, rows, by, details=details)
 
 
 def _slow_communication(findings: Sequence[Finding]) -> list[Finding]:
@@ -160,47 +159,78 @@ def verdict_text(
     because: Finding | None = None,
 ) -> str:
     """Return what stops the job, else slow communication, as the judge or the bandwidth shows it, else the stalls."""
-    if findings and findings[0].kind in STOPS:
-        return f"{findings[0].line()} {findings[0].advice}"
+    if is_stopped(findings):
+        return verdict(findings)
     if named := _slow_communication(findings):
         costs = [f"{one.who} slows communication: {one.format_cost()}." for one in named]
         return " ".join(text[:1].upper() + text[1:] for text in [*costs, *([slow_links_text(slow)] if slow else [])])
-    is_judged = all(one.kind != NOT_JUDGED for one in findings)
     if slow is not None:
-        return slow_links_text(slow) + (_COSTS_LITTLE if is_judged else "")
+        return _links(links, slow, findings)
+    return " ".join(filter(None, (_links(links, slow, findings), _stalls(rows, because))))
+
+
+def _answer(
+    rows: Sequence[Communication],
+    links: Sequence[NodeLink],
+    slow: SlowTraffic | None,
+    findings: Sequence[Finding],
+    because: Finding | None,
+) -> str:
+    """Return what the findings do not say: links by their bandwidth, and the communication that ranks stall on."""
+    return " ".join(filter(None, (_links(links, slow, findings), _stalls(rows, because))))
+
+
+def _links(links: Sequence[NodeLink], slow: SlowTraffic | None, findings: Sequence[Finding]) -> str:
+    is_judged = all(one.kind != NOT_JUDGED for one in findings)
+    is_named = bool(_slow_communication(findings))
+    if slow is not None:
+        return slow_links_text(slow) + (_COSTS_LITTLE if is_judged and not is_named else "")
+    return "No slow link between nodes was found." if len(links) > 1 and is_judged and not is_named else ""
+
+
+def _stalls(rows: Sequence[Communication], because: Finding | None) -> str:
     if not rows:
         return (
             "No communication was recorded in these steps. There may have been some on a path that commtrace does not "
             "see."
         )
-    found = "No slow link between nodes was found. " if len(links) > 1 and is_judged else ""
-    most = max(rows, key=lambda row: row.exposed_ns)
-    if not most.exposed_ns:
-        return f"{found}No rank stalled on communication."
-    part = share(most.exposed_ns, sum(row.exposed_ns for row in rows))
-    effect = f" Most of all waiting is an effect of {because.line()}." if because else ""
-    return (
-        f"{found}Ranks stalled most on {most.operation} of {most.role}: {part} of all stalls on communication.{effect}"
-    )
+    stalled_ns = sum(row.exposed_ns for row in rows)
+    if not stalled_ns:
+        return "No rank stalled on communication."
+    waiting = ""
+    if waiting_ns := sum(row.exposed_ns - _transfer_ns(row) for row in rows):
+        effect = f", most of that because of {because.words}" if because else ""
+        waiting = f" {share(waiting_ns, stalled_ns)} of all stalls is waiting for the last rank{effect}."
+    transfers_ns = sum(map(_transfer_ns, rows))
+    if not transfers_ns:
+        return waiting.strip()
+    most = max(rows, key=_transfer_ns)
+    part = share(_transfer_ns(most), transfers_ns)
+    return f"Ranks stall most on transfers of {most.role} {most.operation}: {part} of all stalls on transfers.{waiting}"
+
+
+def _transfer_ns(row: Communication) -> float:
+    """Return how long ranks stalled on calls after their last members had come; all of it where that is not known."""
+    return row.exposed_ns - min(row.wait_ns or 0, row.exposed_ns)
 
 
 def slow_links_text(slow: SlowTraffic) -> str:
     """Return ``Slow link: node0 → node1 carries 24.1 MB/s, …``"""
     traffic = slow.links[0].traffic
     kind = f"{'messages' if traffic.operation == 'send' else traffic.operation} of {power_of_two(1 << traffic.size)}"
-    named = [f"{_arrow(link)} carries {_speed(link.gbps)}" for link in slow.links[:_MOST_LINKS]]
+    named = [f"{_arrow(link)} carries {bandwidth_words(link.gbps)}" for link in slow.links[:_MOST_LINKS]]
     more = [f"{len(slow.links) - _MOST_LINKS} more"] if len(slow.links) > _MOST_LINKS else []
     if slow.within_nodes:
         # Networks between nodes are slower than links within: without another pair of nodes this is no finding.
         return (
             f"Slowest link{'s' * (len(slow.links) > 1)}: {', '.join(named + more)} ({kind}), within a node it is "
-            f"{_speed(slow.usual_gbps)}. There is no other pair of nodes to compare with: is that what the network "
-            "should carry?"
+            f"{bandwidth_words(slow.usual_gbps)}. There is no other pair of nodes to compare with: is that what the "
+            "network should carry?"
         )
     shared = f" All of them are links of {slow.common_node}." if slow.common_node is not None else ""
     return (
         f"Slow link{'s' * (len(slow.links) > 1)}: {', '.join(named + more)} ({kind}); "
-        f"between other nodes it is {_speed(slow.usual_gbps)}.{shared}"
+        f"between other nodes it is {bandwidth_words(slow.usual_gbps)}.{shared}"
     )
 
 
@@ -208,18 +238,14 @@ def _arrow(link: NodeLink) -> str:
     return f"{link.source} {'→' if link.traffic.operation == 'send' else '–'} {link.target}"
 
 
-def _speed(gbps: float) -> str:
-    return f"{gigabytes_per_second(gbps)} GB/s" if gbps >= 1 else gigabytes_per_second(gbps)
-
-
 @dataclass(frozen=True, slots=True)
 class _Bandwidths:
     communication: CommunicationSums
     links: LinkSpeeds
-    work: MeasuredWork
+    run: RunSums
 
     def __add__(self, other: _Bandwidths) -> _Bandwidths:
-        return _Bandwidths(self.communication + other.communication, self.links + other.links, self.work + other.work)
+        return _Bandwidths(self.communication + other.communication, self.links + other.links, self.run + other.run)
 
 
 def _measure(analysis: Analysis, detail: Detail) -> _Bandwidths:
@@ -227,16 +253,16 @@ def _measure(analysis: Analysis, detail: Detail) -> _Bandwidths:
     return _Bandwidths(
         communication_sums(context.run, context.matches, times, context.roles, context.steps, detail),
         measure_links(context.run, context.matches, context.steps),
-        measure_work(analysis),
+        measure_job(analysis),
     )
 
 
-def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
+def _print(console: Console, rows: Sequence[Communication], by: By, *, details: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for word in ("role", "operation", "nodes", *{By.SIZE: ["size"], By.GROUP: ["ranks"]}.get(by, [])):
         table.add_column(word, overflow="fold", no_wrap=word != "ranks", min_width=_WIDTHS.get(word))
     numbers = [_numbers(row) for row in rows[:_MOST_ROWS]]
-    headings = [heading for heading in numbers[0] if heading not in _LEFT_OUT[by]]
+    headings = [heading for heading in numbers[0] if heading not in _LEFT_OUT[by] and (details or heading in _FIRST)]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row, own in zip(rows, numbers, strict=False):
@@ -245,8 +271,8 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
     if len(rows) > _MOST_ROWS:
         console.print(f"({len(rows) - _MOST_ROWS} more that are less exposed: --json)", style="dim")
     console.print(
-        "nodes: >1 if the group spans several. Bandwidths of transfer, in GB/s without a unit. "
-        "needed: the busbw below which the bytes take longer than the ranks compute.",
+        "nodes: >1 if the group spans several. Bandwidths are of the transfer. needed: the busbw below which the bytes "
+        "take longer than the ranks compute.",
         style="dim",
     )
     if any(row.bandwidth_time == "duration" for row in rows):
@@ -265,7 +291,7 @@ def _words(row: Communication, by: By) -> list[str]:
 
 
 def _rate(gbps: float | None, row: Communication) -> str:
-    return UNKNOWN if gbps is None else at_least(gigabytes_per_second(gbps), row.bandwidth_is_bound)
+    return UNKNOWN if gbps is None else at_least(bandwidth_words(gbps), row.bandwidth_is_bound)
 
 
 def _numbers(row: Communication) -> dict[str, str]:
@@ -278,6 +304,6 @@ def _numbers(row: Communication) -> dict[str, str]:
         "p99": at_most(duration(row.duration_p99_ns), row.durations_are_bounds),
         "algbw": _rate(row.algbw_gbps, row) + during,
         "busbw": _rate(row.busbw_gbps, row) + during,
-        "needed": gigabytes_per_second(row.needed_busbw_gbps),
+        "needed": bandwidth_words(row.needed_busbw_gbps),
         "exposed": share(row.exposed_ratio),
     }

@@ -269,7 +269,7 @@ def _advice(one: Measurement, backend: str) -> str:
 
 
 def _rate(gbps: float) -> str:
-    return f"{bandwidth(gbps)} GB/s" if gbps >= 1 else bandwidth(gbps)
+    return bandwidth(gbps)
 
 
 def _members(one: Measurement) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.breakdown.states import State
+from commtrace.analysis.chain import Analysis
 from commtrace.analysis.comparison.compare import (
     RANKS_RECORDED,
     ComparedLink,
@@ -24,20 +26,25 @@ from commtrace.analysis.comparison.compare import (
     step_series,
 )
 from commtrace.analysis.comparison.compare import compare as compare_runs
+from commtrace.analysis.comparison.findings import GONE, LESS, MORE, NEW, SAME, ComparedFinding, compare_findings
 from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, MedianChange
-from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
+from commtrace.analysis.judged_run import JudgedRun, RunSums, judge_run, measure_job
+from commtrace.analysis.windows.run import MeasuredRun, Workers, open_run
 from commtrace.cli.arguments import (
     ClusterOption,
+    DetailsOption,
     JsonOption,
     StepsOption,
     WorkersOption,
     chosen_workers,
     tell_of_worlds,
 )
+from commtrace.cli.head import print_indented
 from commtrace.cli.output import UNKNOWN, bandwidth, milliseconds, wide_console
 from commtrace.cli.views import clock_line
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.inputs import printable
 from commtrace.trace.json_values import JsonObject
 
 _SLOWER, _NOT_DECIDED = 1, 3
@@ -59,6 +66,7 @@ def compare(
         typer.Option("--after", help="One more run like AFTER; repeatable.", show_default=False),
     ] = None,
     threshold: Annotated[float, typer.Option(help="Percent by which a step may take longer.", min=0)] = 5.0,
+    details: DetailsOption = False,
     json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
@@ -72,22 +80,31 @@ def compare(
     threshold and by more than the noise of the steps, 3 if this cannot be judged. Errors are 2.
     """
     sides = [before, *(more_before or ())], [after, *(more_after or ())]
-    directories = _different_runs([*sides[0], *sides[1]])
-    names = [", ".join(directories[run].name for run in side) for side in sides]
+    _check_different([*sides[0], *sides[1]])
     with chosen_workers(workers, cluster) as chosen:
-        measured = [[_measured(run.absolute() if cluster else run, steps, chosen) for run in side] for side in sides]
-    comparison = compare_runs(*measured)
+        read = [[_read(run.absolute() if cluster else run, steps, chosen) for run in side] for side in sides]
+    comparison = compare_runs(*([one.measured for one in side] for side in read))
+    first, last = (side[0].judged for side in read)
+    found = compare_findings(first.findings, last.findings, first.title.step_ns)
     if json_output:
-        bases = [[_basis(one) for one in side] for side in measured]
-        basis = {"basis": {"before": bases[0], "after": bases[1]}}
-        printed = {"verdict": _verdict(comparison, threshold), **comparison.to_json(), **basis}
+        bases = [[_basis(one.measured) for one in side] for side in read]
+        printed = {
+            "verdict": _verdict(comparison, threshold),
+            "findings": [one.to_json() for one in found],
+            **comparison.to_json(),
+            "basis": {"before": bases[0], "after": bases[1]},
+        }
         sys.stdout.write(json.dumps(printed) + "\n")
     else:
         console = wide_console()
-        console.print(f"[bold]{escape(names[0])}[/] (before) and [bold]{escape(names[1])}[/] (after)")
+        for words, runs, of_side in zip(_SIDES, sides, read, strict=True):
+            for run, one in zip(runs, of_side, strict=True):
+                name = "" if run.name == one.judged.title.run else f" ({printable(run.name)})"
+                console.print(f"[bold]{words.capitalize()}: {escape(one.judged.title.words + name)}[/]")
+        _print_findings(console, found, details=details)
         console.print(f"[bold]{escape(_verdict(comparison, threshold))}[/]\n")
-        _print_bases(console, sides, measured)
-        _print(console, comparison)
+        _print_bases(console, sides, [[one.measured for one in side] for side in read], details=details)
+        _print(console, comparison, details=details)
     if not comparison.can_be_judged:
         raise typer.Exit(_NOT_DECIDED)
     if comparison.is_slower(threshold / 100):
@@ -99,17 +116,21 @@ def _basis(measured: MeasuredRun[StepSeries]) -> JsonObject:
 
 
 def _print_bases(
-    console: Console, sides: Sequence[Sequence[Path]], measured: Sequence[Sequence[MeasuredRun[StepSeries]]]
+    console: Console,
+    sides: Sequence[Sequence[Path]],
+    measured: Sequence[Sequence[MeasuredRun[StepSeries]]],
+    *,
+    details: bool,
 ) -> None:
     for run, one in zip(chain(*sides), chain(*measured), strict=True):
-        if one.alignment.observations or one.alignment.refused:
+        if one.alignment.refused or (details and one.alignment.observations):
             console.print(f"{escape(str(run))}: {clock_line(one.alignment)}", style="dim")
         for problem in one.recorded.problems:
             console.print(f"[yellow]![/] {escape(str(run))}: {escape(problem)}")
 
 
-def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
-    """Return the directory of each run; raise :class:`ConfigurationError` if two of them are the same run."""
+def _check_different(runs: Sequence[Path]) -> None:
+    """Raise :class:`ConfigurationError` if two of the runs are the same."""
     directories: dict[Path, Path] = {}
     for run in runs:
         tell_of_worlds(run)
@@ -120,21 +141,63 @@ def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
         if run in directories:
             raise ConfigurationError(f"{run} is named twice: name another one.")
         directories[run] = directory
-    return directories
 
 
-def _measured(run: Path, steps: str, chosen: Workers) -> MeasuredRun[StepSeries]:
-    measured = measure_run(run, step_series, steps or None, chosen)
-    if not measured.steps.used:
+class _Read(NamedTuple):
+    measured: MeasuredRun[StepSeries]
+    judged: JudgedRun
+
+
+@dataclass(frozen=True, slots=True)
+class _ComparedSums:
+    series: StepSeries
+    job: RunSums
+
+    def __add__(self, later: _ComparedSums) -> _ComparedSums:
+        return _ComparedSums(self.series + later.series, self.job + later.job)
+
+
+def _measure(analysis: Analysis) -> _ComparedSums:
+    return _ComparedSums(step_series(analysis), measure_job(analysis))
+
+
+def _read(run: Path, steps: str, chosen: Workers) -> _Read:
+    opened = open_run(run, steps or None, chosen)
+    if not opened.steps.used:
         raise ConfigurationError(f"{run}: no step was recorded in full, so nothing can be compared.")
-    return measured
+    measured = opened.measure(_measure)
+    judged = judge_run(opened, measured.result.job)
+    return _Read(
+        MeasuredRun(measured.recorded, measured.alignment, measured.steps, measured.counts, measured.result.series),
+        judged,
+    )
 
 
-def _print(console: Console, comparison: RunComparison) -> None:
+_WORDS: Final = {NEW: "New", GONE: "Gone", MORE: "Costs more", LESS: "Costs less", SAME: "As before"}
+_MOST_FINDINGS: Final = 6
+
+
+def _print_findings(console: Console, found: Sequence[ComparedFinding], *, details: bool) -> None:
+    shown = [one for one in found if details or one.change != SAME]
+    for one in shown if details else shown[:_MOST_FINDINGS]:
+        text = one.finding.line()
+        if one.change in (MORE, LESS) and one.before_ns is not None and one.after_ns is not None:
+            text = f"{one.finding.words}: {milliseconds(one.before_ns)} → {milliseconds(one.after_ns)} ms per step"
+        print_indented(console, f"{_WORDS[one.change]}: {text}", "  ")
+    left = len(found) - len(shown)
+    if not shown:
+        console.print(f"Findings: {'the same' if found else 'none'} on both sides.")
+    elif left or len(shown) > _MOST_FINDINGS:
+        more = max(0, 0 if details else len(shown) - _MOST_FINDINGS)
+        parts = [f"{more} more changed"] * bool(more) + [f"{left} cost as much as before"] * bool(left)
+        console.print(f"{', '.join(parts)}: --details", style="dim")
+
+
+def _print(console: Console, comparison: RunComparison, *, details: bool) -> None:
     ranks = _ranks_that_differ(comparison)
     headings = [f"{side}, {of_side} ranks" for side, of_side in zip(_SIDES, ranks, strict=True)] if ranks else _SIDES
     _print_circumstances(console, comparison.circumstances)
-    _print_parts(console, comparison, headings)
+    _print_parts(console, comparison, headings, details=details)
     _print_bandwidths(console, comparison.busbw_gbps, headings)
 
 
@@ -154,26 +217,26 @@ def _print_circumstances(console: Console, differences: Sequence[Difference]) ->
     console.print(table, "")
 
 
-def _print_parts(console: Console, comparison: RunComparison, headings: Sequence[str]) -> None:
-    table = _table("ms per step", *headings, "change", "noise ±", "%")
+def _print_parts(console: Console, comparison: RunComparison, headings: Sequence[str], *, details: bool) -> None:
+    table = _table("median, ms per step", *headings, "change", "noise ±", "%")
     _add_change(table, "step", comparison.wall_ns)
     wall = comparison.wall_ns.before or 0
     for state, change in comparison.parts.items():
         if change.is_real or change.difference is None or abs(change.difference) > _SMALLEST_SHARE * wall:
             _add_change(table, _name(state), change)
     console.print(table)
-    medians = f"edians over {comparison.steps[0]} and {comparison.steps[1]} steps of the mean over ranks"
-    if max(comparison.runs) > 1:
+    several = max(comparison.runs) > 1
+    note = "* more than chance among these runs and their steps."
+    if not several:
         note = (
-            f"Means over {comparison.runs[0]} and {comparison.runs[1]} runs of m{medians} (the least of the runs).\n"
-            "* more than chance among these runs and their steps.\n"
+            "* more than chance among the steps of these runs; differences between two starts of a job are not "
+            "included: record each side again with --before and --after."
         )
-    else:
-        note = (
-            f"M{medians}. * more than chance among the steps of these runs;\ndifferences "
-            "between two starts of a job are not included: record each side again with --before and --after.\n"
-        )
-    console.print(note, style="dim")
+    if details:
+        medians = f"edians over {comparison.steps[0]} and {comparison.steps[1]} steps of the mean over ranks"
+        of_runs = f"Means over {comparison.runs[0]} and {comparison.runs[1]} runs of m{medians} (the least of the runs)"
+        note = f"{of_runs if several else f'M{medians}'}. {note}"
+    console.print(f"{note}\n", style="dim")
 
 
 def _add_change(table: Table, name: str, change: MedianChange) -> None:
@@ -226,7 +289,8 @@ def _verdict_on_steps(comparison: RunComparison, threshold: float) -> str:
             f"Cannot be judged: {min(comparison.steps)} steps are too few to know the noise; record at least "
             f"{FEWEST_SAMPLES} besides the warm-up."
         )
-    moved = f"{100 * change.relative:+.1f} % per step ({milliseconds(change.before)} → {milliseconds(change.after)} ms)"
+    times = f"{milliseconds(change.before)} → {milliseconds(change.after)} ms"
+    moved = f"the median step {100 * change.relative:+.1f} % ({times})"
     noise = f"noise ±{milliseconds(change.noise)} ms"
     if not change.is_real:
         return f"No change beyond chance: {moved}, {noise}."

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,21 +21,26 @@ from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.explanation import activity_words
 from commtrace.analysis.hangs.flight_recorder import FlightCall
+from commtrace.analysis.hangs.job_state import state_of_examined
 from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
+from commtrace.analysis.judged_run import RunTitle
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
-from commtrace.cli.arguments import AttemptOption, JsonOption, run_directory
+from commtrace.cli.arguments import AttemptOption, DetailsOption, JsonOption, run_directory
+from commtrace.cli.head import print_advice, print_indented
 from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
-from commtrace.cli.views import attempt_lines, clock_line, moved_ranks_lines
+from commtrace.cli.views import attempt_lines, moved_ranks_lines, print_basis
 from commtrace.cli.worlds import job_verdict, worlds_of_job
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.findings.formatting import format_duration, format_ranges, format_ranks, ranges
 from commtrace.interchange.dumps.flight_recorder import read_flight_record, with_members
 from commtrace.trace.files.jobs import World
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.metadata import IMPORTED_FROM, UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED, process_state
+from commtrace.trace.run import Run
 
 _FINDINGS: Final = 1
 _ENDS_WITH_RANK: Final = re.compile(r"\d+(\.(pkl|pickle|bin|json))?$")
@@ -59,6 +64,7 @@ def doctor(
         ),
     ] = None,
     attempt: AttemptOption = None,
+    details: DetailsOption = False,
     json_output: JsonOption = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Print the last activity of every rank, not only of those concerned.")
@@ -87,32 +93,35 @@ def doctor(
     if attempt is None and (worlds := worlds_of_job(runs)):
         if flight_calls:
             raise ConfigurationError("--flight-recorder is about one world: name its directory")
-        _examine_job(worlds, as_json=json_output, all_ranks=all_ranks)
+        _examine_job(worlds, as_json=json_output, all_ranks=all_ranks, details=details)
         return
     run = run_directory(runs, attempt)
-    diagnosis = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
+    recorded, now_ns = load_run(run), time.time_ns()
+    diagnosis = examine(recorded, now_ns=now_ns, ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:
         sys.stdout.write(json.dumps(_to_json(diagnosis), allow_nan=False) + "\n")
     else:
-        print_doctor(wide_console(), diagnosis, now_ns=time.time_ns())
+        print_doctor(wide_console(), recorded, diagnosis, now_ns=now_ns, details=details)
     if not diagnosis.is_healthy:
         raise typer.Exit(_FINDINGS)
 
 
-def _examine_job(worlds: Sequence[World], *, as_json: bool, all_ranks: bool) -> None:
+def _examine_job(worlds: Sequence[World], *, as_json: bool, all_ranks: bool, details: bool) -> None:
     """Print the diagnosis of each world of a job; those with findings come first."""
-    diagnoses = [examine(world.path, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks) for world in worlds]
-    diagnoses.sort(key=lambda diagnosis: diagnosis.is_healthy)
+    now_ns = time.time_ns()
+    runs = [load_run(world.path) for world in worlds]
+    diagnoses = [(run, examine(run, now_ns=now_ns, ask=process_state, all_ranks=all_ranks)) for run in runs]
+    diagnoses.sort(key=lambda examined: examined[1].is_healthy)
     if as_json:
-        of_worlds = [_to_json(diagnosis) for diagnosis in diagnoses]
+        of_worlds = [_to_json(diagnosis) for _, diagnosis in diagnoses]
         sys.stdout.write(json.dumps({"verdict": job_verdict(worlds), "worlds": of_worlds}, allow_nan=False) + "\n")
     else:
         console = wide_console()
         console.print(f"[bold]{escape(job_verdict(worlds))}[/]")
-        for diagnosis in diagnoses:
+        for run, diagnosis in diagnoses:
             console.print()
-            print_doctor(console, diagnosis, now_ns=time.time_ns())
-    if not all(diagnosis.is_healthy for diagnosis in diagnoses):
+            print_doctor(console, run, diagnosis, now_ns=now_ns, details=details)
+    if not all(diagnosis.is_healthy for _, diagnosis in diagnoses):
         raise typer.Exit(_FINDINGS)
 
 
@@ -183,24 +192,29 @@ def _checks_verdict(checks: Sequence[Check]) -> str:
     return "A job that is started here is recorded."
 
 
-def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None:
-    for line in _header(diagnosis, now_ns):
-        console.print(line)
-    console.print()
+def print_doctor(console: Console, recorded: Run, diagnosis: Diagnosis, *, now_ns: int, details: bool = False) -> None:
+    """Print the state of the job and what was found, then where it stands still, and what of it was recorded."""
+    state = state_of_examined(recorded, diagnosis, now_ns=now_ns, ask=process_state)
+    console.print(f"[bold]{escape(RunTitle.of(recorded, state).words)}[/]")
     for finding in diagnosis.findings:
-        console.print(f"[yellow]![/] {escape(finding.line())}", soft_wrap=True)
+        print_indented(console, finding.line(), "  ", "! ", "yellow")
     if not diagnosis.findings:
         console.print(f"[bold green]{_verdict(diagnosis)}[/]")
+        print_advice(console, f"See what its steps lose time to: commtrace summary {diagnosis.run.path}")
     for note in diagnosis.notes:
-        console.print(f"note: {escape(note)}", style="dim", soft_wrap=True)
+        print_indented(console, note, "  ", "note: ", "dim")
     console.print()
     for sentence in diagnosis.hang.sentences:
-        style = "bold red" if not sentence.startswith(" ") else ""
-        console.print(escape(sentence), style=style, soft_wrap=True)
+        indent = " " * (len(sentence) - len(sentence.lstrip()))
+        print_indented(console, sentence.strip(), f"{indent}  ", indent, "bold red" if not indent else None)
     for line in moved_ranks_lines(_named(diagnosis), diagnosis.run.earlier_attempts):
-        console.print(escape(line), soft_wrap=True)
+        print_indented(console, line, "  ")
     if diagnosis.hang.sentences:
         console.print()
+    for line in _circumstances(diagnosis, now_ns):
+        console.print(line, style="dim")
+    print_basis(console, diagnosis.alignment, (), details=details)
+    console.print()
     _print_activity(console, diagnosis)
     _print_groups(console, diagnosis)
     _print_invisible(console, diagnosis)
@@ -228,15 +242,8 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
     console.print("\nOf a run: commtrace doctor commtrace-runs/latest", style="dim")
 
 
-def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
+def _circumstances(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     run = diagnosis.run
-    hosts = ", ".join(run.hosts[:4]) + (" …" if len(run.hosts) > 4 else "")
-    recorded = run.world_size - len(run.missing_ranks)
-    attempt = f", attempt {run.attempt + 1}" if run.attempt else ""
-    yield (
-        f"[bold]Run {escape(run.id)}[/]{attempt} · {recorded} of {run.world_size} ranks have readable files · "
-        f"{escape(run.backend or 'no backend')} · {escape(hosts)}"
-    )
     for line in attempt_lines(run.earlier_attempts):
         yield escape(line)
     states = run.states
@@ -273,7 +280,6 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     yield "Ranks: " + "; ".join(f"{state}: {format_ranges(own)}" for state, own in by_state.items() if own)
     if run.missing_ranks:
         yield f"[yellow]No readable files of {format_ranks(run.missing_ranks)}.[/]"
-    yield clock_line(diagnosis.alignment)
     engine = engine_words(diagnosis.engines)
     if engine:
         yield escape(f"Engine: {engine}")
@@ -296,9 +302,7 @@ def _role(group: GroupLabel) -> str:
 
 
 def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("group", "members", "ranks", "what", "seen", "numbers", "in flight", "missing", "not written"):
-        table.add_column(heading, justify="right" if heading in ("seen", "in flight") else "left", overflow="fold")
+    rows = []
     groups = [group for group in diagnosis.groups if group.collectives or group.messages]
     broken_off = {one.rank for one in diagnosis.ranks if one.state in (STOPPED, SILENT)}
     for group in groups[:_MOST_GROUPS]:
@@ -306,19 +310,21 @@ def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
         for what, seen in (("collectives", group.collectives), ("messages", group.messages)):
             for ranks, example in _alike(seen, broken_off):
                 numbers = "" if example.first is None else f"{example.first}–{example.last}"
-                table.add_row(
-                    escape(_role(group.group)),
-                    escape(members),
-                    format_ranges(ranges(ranks)),
-                    what,
-                    str(example.recorded),
-                    numbers,
-                    str(example.in_flight or ""),
-                    _missing(example),
-                    _not_written(example) if ranks[0] in broken_off else "",
+                rows.append(
+                    {
+                        "group": _role(group.group),
+                        "members": members,
+                        "ranks": format_ranges(ranges(ranks)),
+                        "what": what,
+                        "seen": str(example.recorded),
+                        "numbers": numbers,
+                        "in flight": str(example.in_flight or ""),
+                        "missing": _missing(example),
+                        "not written": _not_written(example) if ranks[0] in broken_off else "",
+                    }
                 )
     console.print("[bold]Coverage: communications of every group by their sequence numbers[/]")
-    console.print(table)
+    console.print(_table_of(rows))
     if len(groups) > _MOST_GROUPS:
         console.print(f"({len(groups) - _MOST_GROUPS} more groups: --json)", style="dim")
     silent = [group.group for group in diagnosis.groups if not group.collectives and not group.messages]
@@ -334,6 +340,22 @@ def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
         where = "every rank" if len(one.ranks) == len(diagnosis.ranks) else format_ranks(one.ranks)
         console.print(f"Left out on purpose: {escape(one.option)}: {escape(one.value)} on {where}", style="dim")
     console.print()
+
+
+def _table_of(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Return the table of rows with the same headings, without columns in which nothing stands."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    headings = [heading for heading in (rows[0] if rows else ()) if any(row[heading] for row in rows)]
+    for heading in headings:
+        table.add_column(
+            heading,
+            justify="right" if heading in ("seen", "in flight") else "left",
+            overflow="fold",
+            no_wrap=heading in ("group", "what", "seen", "numbers"),
+        )
+    for row in rows:
+        table.add_row(*(escape(row[heading]) for heading in headings))
+    return table
 
 
 def _between(drop: Drops) -> str:
@@ -367,9 +389,9 @@ def _not_written(seen: Seen) -> str:
 
 def _print_invisible(console: Console, diagnosis: Diagnosis) -> None:
     for path in diagnosis.coverage.not_visible:
-        console.print(f"[yellow]Not visible:[/] {escape(path)}", soft_wrap=True)
+        console.print(f"[yellow]Not visible:[/] {escape(path)}")
     for replays in diagnosis.coverage.replays:
-        console.print(escape(replays.sentence), soft_wrap=True)
+        console.print(escape(replays.sentence))
     if diagnosis.coverage.not_visible or diagnosis.coverage.replays:
         console.print()
 
@@ -380,7 +402,7 @@ def _print_activity(console: Console, diagnosis: Diagnosis) -> None:
         return
     console.print("[bold]Last activity of each rank[/]")
     for rank, own in list(activities.items())[:_MOST_ACTIVITIES]:
-        console.print(f"rank {rank}: {escape(activity_words(own))}", soft_wrap=True)
+        print_indented(console, f"rank {rank}: {activity_words(own)}", "  ")
     if len(activities) > _MOST_ACTIVITIES:
         console.print(f"({len(activities) - _MOST_ACTIVITIES} more: --json)", style="dim")
     for root in diagnosis.hang.chains.roots[:2]:

@@ -13,11 +13,11 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from commtrace.analysis.hangs.job_end import end_words
 from commtrace.analysis.summary import Summary
 from commtrace.cli.arguments import JsonOption, RunsDirectoryArgument
+from commtrace.cli.head import print_indented
 from commtrace.cli.output import UNKNOWN, duration, share, text_table, wide_console
 from commtrace.cli.views import attempt_lines
 from commtrace.errors import CommtraceError
@@ -41,8 +41,8 @@ def list_(
 ) -> None:
     """List the runs of a directory: when, how long, ranks, hosts, steps, step time, how it ended, and the verdict.
 
-    The newest run is the last line. The verdict is what summary, straggler or report kept with --keep, else what
-    the monitor named; "–" if neither judged it. Folders that hold no readable run are listed with
+    The newest run is the last one. The verdict below it is what summary, straggler or report kept with --keep, else
+    what the monitor named; nothing if neither judged it. Folders that hold no readable run are listed with
     the reason. Verdicts are kept in commtrace-history.sqlite beside the runs.
     """
     runs = list_runs(directory, now_ns=time.time_ns(), ask=process_state)
@@ -112,38 +112,50 @@ def keep(run: Path | Run, verdict: RunVerdict | None) -> None:
         typer.echo(printable_lines(f"commtrace: the verdict was not kept for `commtrace list`: {error}"), err=True)
 
 
-_WIDTH: Final = 140
-"""Width of tables that go into a file or a pager."""
-
-
 def print_runs(console: Console, runs: RunList) -> None:
-    """Print the verdict, one row per run, then the problems of folders and runs."""
-    _widen(console)
+    """Print the verdict, one row per run with its verdict below it, then the problems of folders and runs."""
     console.print(f"[bold]{escape(runs_verdict(runs))}[/]\n")
-    table = _table(["run", "started (UTC)"], ["lasted", "ranks", "hosts", "steps", "step"], ["ended", "verdict"])
-    for run in runs.runs:
-        if run.facts is not None:
-            table.add_row(*map(escape, _row(run, run.facts)))
-    console.print(table)
-    if any(run.facts is not None and run.verdict is None for run in runs.runs):
-        console.print(f"Verdict {UNKNOWN}: not judged yet; commtrace summary RUN --keep does.", style="dim")
-    for run in runs.runs:
-        for line in attempt_lines(run.facts.earlier_attempts if run.facts is not None else ()):
-            console.print(f"{escape(run.directory)}: {escape(line)}", soft_wrap=True)
+    readable = [(run, run.facts) for run in runs.runs if run.facts is not None]
+    cells = [_HEADINGS, *(_row(run, facts) for run, facts in readable)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADINGS))]
+    console.print(escape(_line(_HEADINGS, widths)))
+    for (run, facts), row in zip(readable, cells[1:], strict=True):
+        print_indented(console, _line(row, widths), " " * (sum(widths[:-1]) + len(_GAP) * len(widths[:-1])))
+        if run.verdict is not None:
+            print_indented(console, _verdict(run.verdict, facts), "  ", "  ", "bold" if run.verdict.named else None)
+    if any(run.verdict is None for run, _ in readable):
+        console.print("Runs without a line below them are not judged yet: commtrace summary RUN --keep", style="dim")
+    for run, facts in readable:
+        for line in attempt_lines(facts.earlier_attempts):
+            print_indented(console, f"{run.directory}: {line}", "  ")
     for run in runs.runs:
         for problem in run.problems:
-            console.print(f"[yellow]![/] {escape(run.directory)}: {escape(problem)}")
+            print_indented(console, f"{run.directory}: {problem}", "  ", "! ")
     _print_problems(console, runs.problems)
+
+
+_HEADINGS: Final = ("run", "started (UTC)", "lasted", "ranks", "hosts", "steps", "step", "ended")
+_NUMBERS: Final = ("lasted", "ranks", "hosts", "steps", "step")
+_GAP: Final = "  "
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    aligned = [
+        cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)
+        for heading, cell, width in zip(_HEADINGS, cells, widths, strict=True)
+    ]
+    return _GAP.join(aligned).rstrip()
 
 
 def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *, all_hosts: bool) -> None:
     """Print the verdict, and one row per host that was named."""
-    _widen(console)
     console.print(f"[bold]{escape(hosts_verdict(report))}[/]\n")
     shown = [one for one in report.hosts if one.named or all_hosts]
     known = f"Known: {report.runs} runs, {report.judged} of them judged, {len(report.hosts)} hosts."
     if shown:
-        table = _table(["host"], ["named", "judged", "rate", "runs", "cost per step"], ["causes (runs)", "last"])
+        table = text_table(["host"], ["named", "judged", "rate", "runs", "cost per step"])
+        for heading in ("causes (runs)", "last (UTC)"):
+            table.add_column(heading, overflow="fold")
         for one in shown:
             table.add_row(*map(escape, _host_row(one)))
         console.print(table)
@@ -186,21 +198,9 @@ def hosts_verdict(report: HostReport) -> str:
     return f"No host was named in {report.judged} judged run{'s' * (report.judged != 1)}."
 
 
-def _widen(console: Console) -> None:
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
-
-
 def _print_problems(console: Console, problems: Sequence[str]) -> None:
     for problem in problems:
         console.print(f"[yellow]![/] Verdicts were not kept or not read: {escape(problem)}")
-
-
-def _table(words: Sequence[str], numbers: Sequence[str], sentences: Sequence[str]) -> Table:
-    table = text_table(words, numbers)
-    for heading in sentences:
-        table.add_column(heading, overflow="fold")
-    return table
 
 
 def _row(run: ListedRun, facts: RunFacts) -> list[str]:
@@ -216,7 +216,6 @@ def _row(run: ListedRun, facts: RunFacts) -> list[str]:
         UNKNOWN if facts.steps is None else str(facts.steps),
         duration(facts.step_ns),
         _ended(facts),
-        _verdict(run.verdict, facts),
     ]
 
 
@@ -225,9 +224,7 @@ def _ended(facts: RunFacts) -> str:
     return f"{text} (attempt {facts.attempt + 1})" if facts.attempt else text
 
 
-def _verdict(verdict: RunVerdict | None, facts: RunFacts) -> str:
-    if verdict is None:
-        return UNKNOWN
+def _verdict(verdict: RunVerdict, facts: RunFacts) -> str:
     is_of_part = verdict.last_step is not None and facts.last_step is not None and verdict.last_step < facts.last_step
     return verdict.text + (f" (up to step {verdict.last_step})" if is_of_part else "")
 
@@ -243,7 +240,7 @@ def _host_row(one: HostTally) -> list[str]:
         str(one.runs),
         duration(None if cost is None else cost * 1e6),
         ", ".join(f"{format_cause(cause)} ({count})" for cause, count in one.causes.items()) or UNKNOWN,
-        UNKNOWN if last is None else f"{_date(last.ended_ns)} UTC, {last.directory}",
+        UNKNOWN if last is None else f"{_date(last.ended_ns)}, {last.directory}",
     ]
 
 

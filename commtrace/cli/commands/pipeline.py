@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.chain import Analysis
+from commtrace.analysis.judged_run import judge_run, measure_job
 from commtrace.analysis.pipeline.bubble import StageBubble
-from commtrace.analysis.pipeline.observed import Pipeline, PipelineTotals, pipeline_totals, pipeline_with_causes
-from commtrace.analysis.stragglers.list_of_findings import findings_of_run
-from commtrace.analysis.stragglers.search import MeasuredWork, measure_work
-from commtrace.analysis.windows.run import OpenedRun, open_run
+from commtrace.analysis.pipeline.observed import Pipeline
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     AttemptOption,
     ClusterOption,
+    DetailsOption,
     JsonOption,
     RunsArgument,
     StepsOption,
@@ -29,10 +26,11 @@ from commtrace.cli.arguments import (
     chosen_workers,
     run_directory,
 )
+from commtrace.cli.head import is_stopped, print_head
 from commtrace.cli.output import UNKNOWN, milliseconds, print_table, share, text_table, wide_console
-from commtrace.cli.views import print_basis, print_findings, run_line
+from commtrace.cli.views import print_basis
 from commtrace.findings.causes import CAUSES
-from commtrace.findings.finding import SLOW, STOPS, Finding, reason_of
+from commtrace.findings.finding import SLOW, Finding, reason_of, verdict
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace.json_values import to_json
 
@@ -41,6 +39,7 @@ def pipeline(
     runs: RunsArgument = DEFAULT_RUNS,
     attempt: AttemptOption = None,
     steps: StepsOption = "",
+    details: DetailsOption = False,
     json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
@@ -54,7 +53,8 @@ def pipeline(
     run = run_directory(runs, attempt)
     with chosen_workers(workers, cluster) as chosen:
         opened = open_run(run.absolute() if cluster else run, steps or None, chosen)
-        found, findings = _judge(opened) if opened.steps.used else (None, ())
+        judged = judge_run(opened, opened.measure(measure_job).result)
+    found, findings = judged.pipeline, judged.findings
     alignment, problems = opened.alignment, opened.recorded.problems
     if json_output:
         printed = (
@@ -70,44 +70,16 @@ def pipeline(
             else None
         )
         sys.stdout.write(json.dumps(printed, allow_nan=False) + "\n")
-    elif found is None:
-        typer.echo("This run has no pipeline: no step of it holds forwards and backwards on several stages.")
-    else:
-        console = wide_console()
-        metadata = opened.recorded.any_metadata
-        console.print(escape(run_line(metadata.run_id, metadata.attempt)), style="dim")
-        console.print(f"[bold]{escape(verdict_text(found, findings))}[/]")
-        print_findings(
-            console,
-            findings,
-            told=findings[0] if findings and findings[0].kind in STOPS else reason_of_bubble(found, findings),
-        )
-        console.print()
-        print_basis(console, alignment, problems)
-        print_pipeline(console, found)
-        console.print(f"Slow ranks, stages and links: commtrace straggler {escape(str(run))}", style="dim")
-
-
-@dataclass(frozen=True, slots=True)
-class _PipelineSums:
-    """What is measured of each window: both in one go, as a long run is read anew for everything."""
-
-    totals: PipelineTotals
-    work: MeasuredWork
-
-    def __add__(self, later: _PipelineSums) -> _PipelineSums:
-        return _PipelineSums(self.totals + later.totals, self.work + later.work)
-
-
-def _measure(analysis: Analysis) -> _PipelineSums:
-    return _PipelineSums(pipeline_totals(analysis.run, analysis.matches, analysis.roles), measure_work(analysis))
-
-
-def _judge(run: OpenedRun) -> tuple[Pipeline | None, tuple[Finding, ...]]:
-    measured = run.measure(_measure).result
-    work = measured.work.joined()
-    found = pipeline_with_causes(run, measured.totals, work.steps)
-    return found, findings_of_run(run, work) if found else ()
+        return
+    console = wide_console()
+    print_head(console, judged.title, findings, details=details)
+    print_basis(console, alignment, problems, details=details)
+    if found is None:
+        console.print("This run has no pipeline: no step of it holds forwards and backwards on several stages.")
+        return
+    if not is_stopped(findings):
+        console.print(f"{escape(verdict_text(found, findings))}\n")
+    print_pipeline(console, found, details=details)
 
 
 _FEW: Final = 0.05
@@ -127,8 +99,8 @@ _OF_DIFFERENCES: Final = ("imbalance_ns", "variation_ns")
 
 def verdict_text(pipeline: Pipeline, findings: Sequence[Finding] = ()) -> str:
     """Return what stops the job, else the idle share of the pipeline, and the longest wait, with its cause."""
-    if findings and findings[0].kind in STOPS:
-        return f"{findings[0].line()} {findings[0].advice}"
+    if is_stopped(findings):
+        return verdict(findings)
     worst = _longest_wait(pipeline)
     if worst is None:
         return "The bubble is not known: the other side of the stages' messages was not recorded."
@@ -136,7 +108,7 @@ def verdict_text(pipeline: Pipeline, findings: Sequence[Finding] = ()) -> str:
     if largest := _largest_cause(worst):
         finding = reason_of_bubble(pipeline, findings)
         most = "most of it" if getattr(worst, largest) >= worst.bubble_ns / 2 else "the largest part of it"
-        why = f", most of it because of {finding.line()}" if finding else f", {most} {_BECAUSE[largest]}"
+        why = f", most of it because of {finding.words}" if finding else f", {most} {_BECAUSE[largest]}"
     at_least = "at least " if any(not _is_known(stage) for stage in pipeline.per_stage) else ""
     return (
         f"The pipeline is idle for {at_least}{share(pipeline.idle_fraction_of_phase)} of its phase. "
@@ -168,7 +140,7 @@ def _largest_cause(stage: StageBubble) -> str:
     return max(causes, key=lambda name: causes[name])
 
 
-def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:
+def print_pipeline(console: Console, pipeline: Pipeline | None, *, details: bool = False) -> None:
     """Print the schedule, the stages, and the causes of their bubbles; nothing without a pipeline."""
     if pipeline is None:
         return
@@ -186,11 +158,13 @@ def print_pipeline(console: Console, pipeline: Pipeline | None) -> None:
     table = text_table([], ["stage", *columns.values()])
     for stage in stages:
         table.add_row(str(stage.stage), *(_stage_cell(stage, name) for name in columns))
-    note = (
-        "Mean ms of a forward and a backward; bubble: waiting for neighbours, ms per step. The pipeline's phase, from "
-        f"its first forward to its last backward, is {share(pipeline.phase_fraction_of_step)} of the step; idle "
-        "in it: bubble, transfers, and waiting for the last backward of others."
-    )
+    note = "Mean ms of a forward and a backward; bubble: waiting for neighbours, ms per step."
+    if details:
+        note += (
+            " The pipeline's phase, from its first forward to its last backward, is "
+            f"{share(pipeline.phase_fraction_of_step)} of the step; idle in it: bubble, transfers, and waiting for the "
+            "last backward of others."
+        )
     left_out = [rank for stage in stages for rank in stage.left_out]
     if left_out:
         note += f"\nLeft out, because the other side of their messages is not known: {format_ranks(left_out)}."

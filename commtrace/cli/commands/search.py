@@ -10,9 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from commtrace.analysis.communication.baseline import read_baseline
+from commtrace.analysis.judged_run import judge_run, measure_job
 from commtrace.analysis.prediction.predict import StepModel, steps_drawn
-from commtrace.analysis.stragglers.list_of_findings import findings_of_run
-from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.aceso import predict_aceso, search_profile
 from commtrace.cli.arguments import STEPS_HELP, JsonOption, given_memory_gib
@@ -142,7 +141,7 @@ def search(
     found = search_layouts(predictor, gpus or world_size, round(memory_gib * _GIB), sequences, top, *tried)
     named = (*found.best, found.chosen, *found.candidates)
     of_plans = _of_plans(model, [layout, *(one.layout for one in named if one is not None)])
-    stragglers = _of_stragglers(findings_of_run(run, run.measure(measure_work).result))
+    stragglers = _of_stragglers(judge_run(run, run.measure(measure_job).result).findings)
     notes = (*stragglers, *notes, *costs.notes, *of_plans, *_of_cp_and_ep(model, layout, *tried))
     if json_output:
         typer.echo(json.dumps(search_json(predictor, found, sequences, memory_gib, notes), indent=2))

@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
-from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_of_steps
+from commtrace.analysis.straggler_report import StragglerReport, baseline_of, report_of_steps
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.arguments import (
     DEFAULT_RUNS,
     AttemptOption,
     ClusterOption,
+    DetailsOption,
     JsonOption,
     KeepOption,
     RunsArgument,
@@ -31,10 +32,11 @@ from commtrace.cli.arguments import (
     run_directory,
 )
 from commtrace.cli.commands.history import keep_analysis
+from commtrace.cli.head import is_stopped, print_head
 from commtrace.cli.output import wide_console
-from commtrace.cli.views import print_awaited, print_basis, print_slow, print_stops, run_line, step_attempts_lines
-from commtrace.findings.finding import STOPS
-from commtrace.findings.formatting import format_ranges, format_ranks, ranges
+from commtrace.cli.views import print_awaited, print_basis, print_evidence, step_attempts_lines, together_line
+from commtrace.findings.finding import verdict
+from commtrace.findings.formatting import format_ranges, format_ranks, format_time, ranges
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
 _MOST_PARTS: Final = 8
@@ -44,6 +46,7 @@ _WORTH_SHOWING: Final = 1.005
 _WORTH_EXPLAINING: Final = 1.01
 """Least S of the job for which the note names what would recover it."""
 
+_NO_STRAGGLER: Final = "No rank was found to slow the others down."
 _MISSED: Final = 0.005
 """Least error of the replay that is printed, as a share."""
 
@@ -69,16 +72,17 @@ def straggler(
         typer.Option(help="A healthy run of the same job, as the reference for normal durations."),
     ] = "",
     keep: KeepOption = False,
+    details: DetailsOption = False,
     json_output: JsonOption = False,
     workers: WorkersOption = None,
     cluster: ClusterOption = "",
 ) -> None:
     """Print which ranks slow the job, why, what that costs, and what the job would gain without it.
 
-    The steps are replayed with ideal durations: those of peers that do the same work. S is the slowdown of the measured
-    job against the ideal one; S of an operation, stage, data-parallel rank or worker is the slowdown if only that one
-    keeps its measured durations. M_W is the share of the slowdown that disappears if the slowest 3 % of workers (at
-    least one) are ideal, M_S likewise for the last stage.
+    The steps are replayed with ideal durations: those of peers that do the same work. With --details, S is the slowdown
+    of the measured job against the ideal one; S of an operation, stage, data-parallel rank or worker is the slowdown if
+    only that one keeps its measured durations. M_W is the share of the slowdown that disappears if the slowest 3 % of
+    workers (at least one) are ideal, M_S likewise for the last stage.
     """
     check_keeps_whole_run(keep, runs, steps, baseline, attempt is not None)
     run = run_directory(runs, attempt)
@@ -90,9 +94,7 @@ def straggler(
     if json_output:
         sys.stdout.write(json.dumps({"verdict": _verdict(report), **report.to_json()}, allow_nan=False) + "\n")
     else:
-        console = wide_console()
-        console.print(escape(run_line(report.run, report.attempt)), style="dim")
-        _print(console, report)
+        _print(wide_console(), report, details=details)
     if keep:
         keep_analysis(
             opened.recorded,
@@ -106,32 +108,44 @@ def straggler(
 def _verdict(report: StragglerReport) -> str:
     """Return what stops the job, else the costliest straggler, else the first thing that could not be judged."""
     slow, listed = len(report.judgement.slow), report.findings
-    if listed and listed[0].kind in STOPS:
-        return f"{listed[0].line()} {listed[0].advice}"
+    if is_stopped(listed):
+        return verdict(listed)
     if slow:
         more = f" {slow - 1} more cost less." if slow > 1 else ""
         return f"Straggler: {report.judgement.slow[0].line()}.{more}"
     not_judged = report.judgement.not_judged
-    return not_judged[0].line() if not_judged else "No rank was found to slow the others down."
+    return not_judged[0].line() if not_judged else _NO_STRAGGLER
 
 
-def _print(console: Console, report: StragglerReport) -> None:
+def _print(console: Console, report: StragglerReport, *, details: bool) -> None:
     judgement = report.judgement
-    print_stops(console, report.findings)
-    if not report.stops and not judgement.findings:
-        console.print(f"[bold]{_verdict(report)}[/]")
-    for line in step_attempts_lines(report.repeated_steps, report.attempt):
-        console.print(escape(line))
-    together_ns = judgement.together_ns
-    print_slow(console, judgement.slow, together_ns=together_ns, on_gpu=report.on_gpu, nodes=report.nodes)
-    for finding in judgement.not_judged:
-        console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
+    print_head(console, report.judged.title, report.findings, details=details)
+    if not judgement.findings:
+        console.print(_NO_STRAGGLER)
+    print_evidence(console, judgement.slow, on_gpu=report.on_gpu, nodes=report.nodes, told=report.findings[:1])
+    if len(judgement.slow) > 1:
+        console.print(together_line(judgement.slow, judgement.together_ns))
     if judgement.waited_for:
         console.print(escape(judgement.waited_for))
-    print_awaited(console, report.awaited)
-    console.print()
-    print_basis(console, report.alignment, report.problems)
-    _print_slowdown(console, report.slowdown, beside_costs=bool(judgement.slow))
+    print_awaited(console, report.judged.awaited)
+    for line in step_attempts_lines(report.repeated_steps, report.attempt):
+        console.print(escape(line))
+    print_basis(console, report.alignment, report.problems, details=details)
+    if details:
+        _print_slowdown(console, report.slowdown, beside_costs=bool(judgement.slow))
+    else:
+        _print_gain(console, report)
+
+
+def _print_gain(console: Console, report: StragglerReport) -> None:
+    step_ns, slowdown = report.judged.title.step_ns, report.slowdown.slowdown
+    if step_ns is None or not math.isfinite(slowdown):
+        return
+    console.print(
+        f"If the same work always took its mean, a step would take {format_time(step_ns / slowdown)} instead of "
+        f"{format_time(step_ns)}. By operation, stage and rank: --details",
+        style="dim",
+    )
 
 
 def _print_slowdown(console: Console, what_if: WhatIf, *, beside_costs: bool) -> None:

@@ -20,8 +20,6 @@ from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.engines import engine_words
-from commtrace.analysis.hangs.job_end import ENDED
-from commtrace.analysis.hangs.rank_state import DUMPED
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.utilization import Utilization
@@ -32,6 +30,7 @@ from commtrace.cli.arguments import (
     AttemptOption,
     BaselineOption,
     ClusterOption,
+    DetailsOption,
     JsonOption,
     KeepOption,
     RunsArgument,
@@ -42,6 +41,7 @@ from commtrace.cli.arguments import (
 )
 from commtrace.cli.commands.history import keep_summary
 from commtrace.cli.commands.pipeline import print_pipeline
+from commtrace.cli.head import print_head
 from commtrace.cli.output import (
     NODES,
     UNKNOWN,
@@ -53,6 +53,7 @@ from commtrace.cli.output import (
     num_bytes,
     print_table,
     share,
+    table_width,
     text_table,
     wide_console,
 )
@@ -60,7 +61,6 @@ from commtrace.cli.utilization import Recomputed, UtilizationOptions, measure_ut
 from commtrace.cli.views import (
     attempt_lines,
     bounds_note,
-    clock_line,
     critical_path_lines,
     detail_lines,
     lost_time_lines,
@@ -68,14 +68,13 @@ from commtrace.cli.views import (
     moved_ranks_lines,
     print_awaited,
     print_baseline,
-    print_slow,
-    print_stops,
+    print_basis,
+    print_evidence,
     print_sums,
     run_budget_lines,
     step_attempts_lines,
 )
 from commtrace.cli.worlds import job_to_json, print_job, worlds_of_job
-from commtrace.findings.finding import NOT_JUDGED
 from commtrace.findings.formatting import format_ranges
 from commtrace.recording.installation import own_command
 from commtrace.trace.json_values import to_json
@@ -92,6 +91,7 @@ def summary(
         ),
     ] = "",
     keep: KeepOption = False,
+    details: DetailsOption = False,
     json_output: JsonOption = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show every rank. Default: of more than 16, the extremes.")
@@ -120,7 +120,7 @@ def summary(
 ) -> None:
     """Print where the time of a run went, and what to look at.
 
-    The verdict stands first: one sentence that says what to look at, and the stragglers. Without --steps, the wall time
+    The state of the job and its findings stand first, ranked by cost, and what to do. Without --steps, the wall time
     of the whole run follows (training steps, evaluation, checkpoints, loading, start, restarts) with the goodput. Then
     every rank's mean step is divided, exactly, into compute, exposed communication, pipeline bubble, input,
     checkpoints, garbage collection and time outside all spans. Then come the critical path of the job's step, lost time
@@ -151,7 +151,7 @@ def summary(
         sys.stdout.write(json.dumps({**found.to_json(), **made, **used}, allow_nan=False) + "\n")
     else:
         console = wide_console()
-        print_summary(console, found, all_ranks=all_ranks, utilization=utilization)
+        print_summary(console, found, all_ranks=all_ranks, details=details, utilization=utilization)
         if measured is not None:
             console.print()
             print_baseline(console, shares, measured.made)
@@ -163,20 +163,18 @@ _IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "
 
 
 def print_summary(
-    console: Console, summary: Summary, *, all_ranks: bool = False, utilization: Utilization | None = None
+    console: Console,
+    summary: Summary,
+    *,
+    all_ranks: bool = False,
+    details: bool = False,
+    utilization: Utilization | None = None,
 ) -> None:
-    for line in _header(summary):
-        console.print(line)
-    console.print(f"\n[bold]{escape(summary.verdict)}[/]\n")
-    print_stops(console, summary.findings[1:] if summary.stops else summary.findings)
-    print_slow(console, summary.slow, together_ns=summary.together_ns)
+    print_head(console, summary.title, summary.findings, details=details)
     slow = (rank for finding in summary.slow for rank in finding.ranks)
     for line in moved_ranks_lines(slow, summary.run.earlier_attempts):
         console.print(escape(line))
     print_awaited(console, summary.awaited)
-    for finding in summary.findings:
-        if finding.kind == NOT_JUDGED:
-            console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
     for line in (
         *run_budget_lines(summary.run_budget),
         *step_attempts_lines(summary.repeated_steps, summary.run.attempt),
@@ -184,20 +182,25 @@ def print_summary(
         *memory_lines(summary.peak_memory),
     ):
         console.print(escape(line))
+    for line in _circumstances(summary):
+        console.print(line, style="dim")
+    print_basis(console, summary.alignment, (), details=details)
     console.print()
+    if details and summary.slow:
+        print_evidence(console, summary.slow)
     if summary.ranks:
-        table, note = rank_table(summary, all_ranks=all_ranks)
-        print_table(console, "Mean step of each rank, ms and share", table, note)
+        table, note = rank_table(summary, all_ranks=all_ranks, details=details, width=console.width)
+        print_table(console, "Mean step of each rank, ms", table, note)
     launch_bound = [summary.launch_bound] if summary.launch_bound else []
     for line in (*critical_path_lines(summary.critical_path), *lost_time_lines(summary.lost_time), *launch_bound):
         console.print(f"{escape(line)}\n")
     _print_exposed(console, summary)
-    _print_communication(console, summary.communication)
+    _print_communication(console, summary.communication, details=details)
     print_sums(console, summary.detail)
     modules = module_table(summary)
     if modules is not None:
         print_table(console, "Modules, ms per step, mean of ranks", modules, NOTE)
-    print_pipeline(console, summary.pipeline)
+    print_pipeline(console, summary.pipeline, details=details)
     _print_coverage(console, summary)
     for problem in summary.problems:
         console.print(f"[yellow]![/] {escape(problem)}")
@@ -205,17 +208,8 @@ def print_summary(
     console.print(f"\nNext: {escape(following)}", style="dim", soft_wrap=True)
 
 
-def _header(summary: Summary) -> Iterable[str]:
+def _circumstances(summary: Summary) -> Iterable[str]:
     run = summary.run
-    num_ranks = f"{run.world_size} rank{'s' * (run.world_size != 1)}"
-    recorded = "" if run.ranks_recorded == run.world_size else f" ({run.ranks_recorded} recorded)"
-    hosts = run.hosts
-    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-    attempt = f", attempt {run.attempt + 1}" if run.attempt else ""
-    yield (
-        f"[bold]Run {escape(run.id)}[/]{attempt} · {num_ranks}{recorded} on {escape(where)} · "
-        f"{escape(run.backend or 'no backend')} · {escape(run.device)}"
-    )
     for line in attempt_lines(run.earlier_attempts):
         yield escape(line)
     if run.iterations:
@@ -223,15 +217,12 @@ def _header(summary: Summary) -> Iterable[str]:
     parallel = " × ".join(f"{name} {size}" for name, size in run.parallel.items() if size > 1)
     versions = [f"{name} {run.versions[name]}" for name in _IDENTITY_VERSIONS if name in run.versions]
     framework = " ".join((run.framework or {}).values())
-    yield escape(" · ".join(filter(None, [parallel, framework, *versions])))
+    yield escape(" · ".join(filter(None, [parallel, run.backend or "no backend", run.device, framework, *versions])))
     numbers = f" ({escape(run.step_numbers)})" if run.step_numbers else ""
     yield _steps_line(run.steps, numbers) + (
         ", inferred from the period of communication" if run.steps_inferred else ""
     )
     yield from detail_lines(summary.detail)
-    yield clock_line(summary.alignment)
-    if not summary.state.startswith((ENDED, DUMPED)):
-        yield f"[bold]Job: {escape(summary.state)}[/]"
 
 
 def _steps_line(steps: StepChoice, numbers: str) -> str:
@@ -292,13 +283,13 @@ def _roles_of_one_rank(communication: Sequence[Communication]) -> set[str]:
     return {role for role, found in sizes.items() if found == {1}}
 
 
-def _print_communication(console: Console, rows: Sequence[Communication]) -> None:
+def _print_communication(console: Console, rows: Sequence[Communication], *, details: bool) -> None:
     if not any(row.count for row in rows):
         return
     reaches = len({row.inter_node for row in rows if row.group_size != 1}) > 1
     table = text_table(
         ["role", "operation", *(["nodes"] if reaches else [])],
-        ["n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "exposed", "wait"],
+        ["n", "calls", "bytes", "p50", *(["p99", "algbw"] if details else []), "busbw", "exposed", "wait"],
     )
     if reaches:
         table.padding = (0, 1, 0, 0)  # else the names of operations would be folded in 100 columns
@@ -316,13 +307,19 @@ def _print_communication(console: Console, rows: Sequence[Communication]) -> Non
             str(row.count),
             num_bytes(row.num_bytes),
             at_most(duration(row.duration_p50_ns), row.durations_are_bounds),
-            at_most(duration(row.duration_p99_ns), row.durations_are_bounds),
-            at_least(bandwidth(row.algbw_gbps), row.bandwidth_is_bound) + during,
+            *(
+                [
+                    at_most(duration(row.duration_p99_ns), row.durations_are_bounds),
+                    at_least(bandwidth(row.algbw_gbps), row.bandwidth_is_bound) + during,
+                ]
+                if details
+                else []
+            ),
             at_least(bandwidth(row.busbw_gbps), row.bandwidth_is_bound) + during,
             share(row.exposed_ratio),
             share(row.wait_ns, total),
         )
-    note = "Bandwidth of transfer, GB/s without a unit. exposed: stalls. wait: for the last rank."
+    note = "Bandwidth is of the transfer. exposed: share in stalls. wait: share that is for the last rank."
     if reaches:
         note += "\nnodes: 1 if all members are on one, >1 if they are on several."
     if any(row.bandwidth_time == "duration" for row in rows):
@@ -367,15 +364,24 @@ _WORTH_A_COLUMN: Final = 0.001
 _WORTH_A_MARK: Final = 0.005
 """Least share of the step, stalled on communications without all of their members, that is marked."""
 
-_PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
 
-
-def rank_table(summary: Summary, *, all_ranks: bool) -> tuple[Table, str]:
-    """Return the table, and a note on how to read it."""
+def rank_table(summary: Summary, *, all_ranks: bool, details: bool, width: int) -> tuple[Table, str]:
+    """Return the table, and a note on how to read it. Shares are left out if they do not fit, unless for details."""
     ranks = summary.ranks
     shown = ranks if all_ranks else _extremes(ranks, {finding.rank for finding in summary.slow})
-    parts = [part for part in PARTS if part in _ALWAYS_SHOWN or _largest_share(ranks, part) >= _WORTH_A_COLUMN]
-    gap = " " if len(parts) <= _PARTS_THAT_FIT_ON_ONE_LINE else "\n"
+    parts = [
+        part
+        for part in PARTS
+        if (part in _ALWAYS_SHOWN and (part != "bubble" or summary.pipeline is not None))
+        or _largest_share(ranks, part) >= _WORTH_A_COLUMN
+    ]
+    table = _rank_table(summary, shown, parts, with_shares=True)
+    if table_width(table) > width and not details:
+        table = _rank_table(summary, shown, parts, with_shares=False)
+    return table, _note(ranks, parts, len(ranks) - len(shown))
+
+
+def _rank_table(summary: Summary, shown: Sequence[RankMean], parts: Sequence[str], *, with_shares: bool) -> Table:
     communicates = any(row.count for row in summary.communication)
     several_hosts = len(summary.run.hosts) > 1
     table = text_table([], ["rank"])
@@ -385,7 +391,7 @@ def rank_table(summary: Summary, *, all_ranks: bool) -> tuple[Table, str]:
         table.add_column(heading, justify="right", no_wrap=True)
     for rank in shown:
         host = [escape(rank.host)] if several_hosts else []
-        cells = [_cell(rank, part, gap, communicates=communicates) for part in parts]
+        cells = [_cell(rank, part, communicates=communicates, with_share=with_shares) for part in parts]
         table.add_row(
             str(rank.rank),
             *host,
@@ -394,7 +400,7 @@ def rank_table(summary: Summary, *, all_ranks: bool) -> tuple[Table, str]:
             *cells,
             milliseconds(rank.hidden_ns) if communicates else UNKNOWN,
         )
-    return table, _note(ranks, parts, len(ranks) - len(shown))
+    return table
 
 
 def _largest_share(ranks: Sequence[RankMean], part: str) -> float:
@@ -411,14 +417,14 @@ def _extremes(ranks: Sequence[RankMean], named: set[int]) -> Sequence[RankMean]:
     return [rank for rank in ranks if rank.rank in chosen]
 
 
-def _cell(rank: RankMean, part: str, gap: str, *, communicates: bool) -> str:
+def _cell(rank: RankMean, part: str, *, communicates: bool, with_share: bool) -> str:
     part_ns, wall_ns = rank.part(part), rank.wall_ns
     of_communication = part in ("exposed", "bubble")
     unsure = of_communication and rank.unmatched_ns > _WORTH_A_MARK * wall_ns
     if not part_ns and ((unsure and part == "bubble") or (of_communication and not communicates)):
-        return f"{UNKNOWN}{gap}    "  # none was recorded: that does not mean there was none
+        return UNKNOWN + "     " * with_share  # none was recorded: that does not mean there was none
     mark = "*" if unsure else ""
-    return f"{milliseconds(part_ns)}{mark}{gap}{share(part_ns, wall_ns):>4}"
+    return f"{milliseconds(part_ns)}{mark}" + (f" {share(part_ns, wall_ns):>4}" if with_share else "")
 
 
 def _where(rank: RankMean, parallel: Mapping[str, int]) -> str:

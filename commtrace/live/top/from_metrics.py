@@ -556,7 +556,7 @@ def _from_monitor(found: Iterable[MetricSample], rows: Sequence[RankRow], step_n
             kind=SLOW if labels.kind == SLOW else LOST,
             place=labels.place,
             cause=labels.cause,
-            who=labels.who(node),
+            who="" if labels.kind == LOST else labels.who(node),
             ranks=ranks,
             hosts=tuple(filter(None, [node])),
             since_step=-1 if math.isnan(step) else int(step),

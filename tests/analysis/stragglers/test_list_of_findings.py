@@ -32,7 +32,7 @@ def test_the_parts_add_up_to_the_time_beyond_the_ideal(faults: tuple[str, ...]) 
 
     parts = [round((one.part_ns or 0.0) * lost.num_steps) for one in findings]
     assert sum(parts) == pytest.approx(lost.steps_ns - lost.ideal_ns, abs=len(parts))
-    assert [one.kind for one in findings] == ["slow"] * len(job.slow) + ["lost"] * 5
+    assert sorted(one.kind for one in findings) == ["lost"] * 5 + ["slow"] * len(job.slow)
     assert all(part <= cost for one in findings if (part := one.part_ns or 0) and (cost := (one.cost_ns or 0.0) + 1))
 
 
@@ -83,9 +83,7 @@ def test_effects_name_their_cause(answers: dict[str, dict[str, Any]]) -> None:
     waited_for = answer["summary"]["awaited"][0]
     assert (waited_for["rank"], waited_for["because"], waited_for["next_step"]) == (3, found["id"], found["advice"])
     assert answer["bandwidth"]["because"] == found["id"]
-    assert (
-        f"an effect of rank 3 on node1, slow forward: {found['cost_ns'] / 1e6:.3g} ms" in answer["bandwidth"]["verdict"]
-    )
+    assert "most of that because of rank 3 on node1, slow forward." in answer["bandwidth"]["verdict"]
 
 
 def test_a_slow_link_that_bandwidth_alone_does_not_show_is_named_by_its_command(

@@ -209,8 +209,8 @@ def test_a_rank_that_evaluates_and_then_saves_between_steps_gets_two_verdicts() 
     run = _with_an_evaluation_between_steps(evaluation_ms=1000, saving_ms=20)
 
     evaluation, checkpoint = findings_of(run).slow
-    assert evaluation.line() == "rank 0 on node0, evaluation: once, in step 6: 1.0 s"
-    assert checkpoint.line() == "rank 0 on node0, checkpoint: once, in step 6: 20 ms"
+    assert evaluation.line() == "rank 0 on node0, evaluation: once, in step 6: 1.0 s (93.1%)"
+    assert checkpoint.line() == "rank 0 on node0, checkpoint: once, in step 6: 20 ms (1.9%)"
     assert ms(evaluation.cost_ns) == pytest.approx(1000 / 9, rel=0.01)
     assert 0 < (evaluation.gpu_hours_per_day or 0) < 2 * 24
 
@@ -316,7 +316,7 @@ def test_waits_between_steps_count_with_those_after_the_last_one() -> None:
     assert (verdict.rank, verdict.cause) == (1, "evaluation")
     # Of 19 steps without the warm-up: four times 200 ms more than rank 0, which waits for them.
     assert ms(verdict.cost_ns) == pytest.approx(4 * 200 / 19)
-    assert verdict.format_cost() == "in 4 of 19 steps (5, 10, 15, 19): 0.8 s in all"
+    assert verdict.format_cost() == "in 4 of 19 steps (5, 10, 15, 19): 0.8 s in all (42.1%)"
     assert "4 times, by 200 ms each (median), 800 ms in all" in verdict.evidence
     assert f"needs {4 * 250 / 19:.1f} ms per step for evaluation (mean)" in verdict.evidence
 

@@ -13,8 +13,8 @@ from commtrace.analysis.comparison.compare import StepSeries, step_series
 from commtrace.analysis.matching.coverage import missing_numbers
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.step_totals import StepTotals, TimeTotals, step_totals, time_totals
+from commtrace.analysis.straggler_report import report_of_steps
 from commtrace.analysis.stragglers.awaited import AwaitedTotals, awaited_totals
-from commtrace.analysis.stragglers.report import report_of_steps
 from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.windows.run import (
     MeasuredRun,

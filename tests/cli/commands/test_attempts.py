@@ -90,12 +90,12 @@ def test_other_commands_read_it_too(command: str, restarted: Path) -> None:
 
 
 def test_doctor_counts_the_ranks_of_the_attempt(restarted: Path) -> None:
-    assert "3 of 3" in invoke("doctor", restarted, "--attempt", 0, exit_code=1)
+    assert " · 3 ranks on " in invoke("doctor", restarted, "--attempt", 0, exit_code=1)
 
 
 def test_the_attempt_that_is_shown_stands_behind_the_name_of_the_run(restarted: Path) -> None:
-    assert "Run r1, attempt 2\n" in invoke("straggler", restarted)
-    assert "Run r1\n" in invoke("straggler", restarted, "--attempt", 0)
+    assert "Run r1, attempt 2 · ended · " in invoke("straggler", restarted)
+    assert "Run r1 · failed: ValueError on rank 1 · " in invoke("straggler", restarted, "--attempt", 0)
 
 
 def test_a_report_and_an_export_are_of_the_attempt(restarted: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import commtrace
 from commtrace.cli.main import app
 from tests.analysis.comparison.two_rank_jobs import job
+from tests.json_schemas import errors
 from tests.trace.rows import write_run
 
 runner = CliRunner()
@@ -21,7 +22,7 @@ def test_a_slower_run_fails_and_says_by_how_much(tmp_path: Path) -> None:
     before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job(transfer=80))
     result = runner.invoke(app, ["compare", str(before), str(after)])
     assert result.exit_code == 1, result.output
-    assert "Slower: +28.6 % per step" in result.output
+    assert "Slower: the median step +28.6 % " in result.output
     assert "over the threshold of 5 %" in " ".join(result.output.split())
     assert "Versions, environment and layout are the same." in result.output
 
@@ -37,7 +38,8 @@ def test_an_equal_run_passes(tmp_path: Path) -> None:
     before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job())
     result = runner.invoke(app, ["compare", str(before), str(after)])
     assert result.exit_code == 0, result.output
-    assert "a (before) and b (after)" in result.output
+    title = "Run made-run · cut off: ranks 0–1 · 2 ranks on node0 · 7 steps of 140 ns"
+    assert " ".join(result.output.split()).startswith(f"Before: {title} (a) After: {title} (b) ")
     assert "No change beyond chance" in result.output
 
 
@@ -47,13 +49,13 @@ def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: 
     more = ["--before", str(runs["a2"])]
 
     alone = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"])])
-    result = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more])
+    result = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more, "--details"])
     answer = json.loads(runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more, "--json"]).stdout)
 
     assert (alone.exit_code, result.exit_code) == (1, 0)
     assert "record each side again with --before and --after" in " ".join(alone.output.split())
     output = " ".join(result.output.split())
-    assert "a, a2 (before) and b (after)" in output
+    assert [output.count(side) for side in ("Before: Run", "After: Run")] == [2, 1]
     assert "Means over 2 and 1 runs" in output
     assert "No change beyond chance" in output
     assert answer["runs"] == {"before": 2, "after": 1}
@@ -92,11 +94,30 @@ def test_numbers_of_other_ranks_say_so_beside_them(tmp_path: Path) -> None:
     shutil.rmtree(after / "rank-00001")
     result = runner.invoke(app, ["compare", str(before), str(after)])
     output = " ".join(result.output.split())
-    assert "before, 2 of 2 after, 1 of 2 ms per step ranks ranks change" in output
+    assert "before, 2 of 2 after, 1 of 2" in output
     differ = "Ranks recorded: 2 of 2 before, 1 of 2 after. Parts and bandwidths are not of the same ranks."
     assert output.index(differ) < output.index("before, 2 of 2 after, 1 of 2")
     answer = json.loads(runner.invoke(app, ["compare", str(before), str(after), "--json"]).stdout)
     assert answer["verdict"].endswith(differ)
+
+
+def test_findings_of_both_sides_are_matched(tmp_path: Path) -> None:
+    """The same job twice: rank 1 was slow, and now rank 3 is."""
+    runs = [str(tmp_path / name) for name in ("before", "after")]
+    for run, fault in zip(runs, ("slow-rank=1:1.5", "slow-rank=3:1.5"), strict=True):
+        made = ["synth", "-o", run, "--dp", "4", "--num-steps", "20", "--fault", fault]
+        assert runner.invoke(app, made).exit_code == 0
+
+    lines = runner.invoke(app, ["compare", *runs]).output.splitlines()
+    answer = json.loads(runner.invoke(app, ["compare", *runs, "--json"]).stdout)
+
+    assert [line.partition(" · ")[0] for line in lines[:2]] == ["Before: Run before", "After: Run after"]
+    assert lines[2].startswith("New: rank 3 on node0, compute: ")
+    assert lines[3].startswith("Gone: rank 1 on node0, compute: ")
+    assert list(errors("compare", answer)) == []
+    changes = {one["id"]: one["change"] for one in answer["findings"]}
+    assert (changes["slow/ranks/compute/3"], changes["slow/ranks/compute/1"]) == ("new", "gone")
+    assert changes["lost/job/transfer"] == "same"
 
 
 def test_a_run_with_too_few_steps_cannot_be_compared(tmp_path: Path) -> None:

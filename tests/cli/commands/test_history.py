@@ -106,24 +106,24 @@ def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Pa
     for run in ("healthy", "slow"):
         invoke("summary", runs / run, "--keep")
 
-    verdict, blank, heading, healthy, slow, problem = invoke("list", runs).stdout.splitlines()
+    lines = invoke("list", runs).stdout.splitlines()
+    text = " ".join(" ".join(lines).split())
 
-    assert verdict.startswith("2 runs: 1 with stragglers, 1 without, 0 not judged. The newest, slow: rank 1 on node0, ")
-    assert blank == ""
-    columns = "run started (UTC) lasted ranks hosts steps step ended verdict"
-    assert heading.split() == columns.split()
-    assert healthy.split()[:3] == ["healthy", "2023-11-14", "22:13"]
-    assert healthy.rstrip().endswith("ended  no straggler")
-    assert "rank 1 on node0, compute: " in slow
-    assert " per step, " in slow
-    assert problem == "! empty: It holds no recorded run (no rank-NNNNN folders)."
+    assert text.startswith("2 runs: 1 with stragglers, 1 without, 0 not judged. The newest, slow: ")
+    assert "run started (UTC) lasted ranks hosts steps step ended" in text
+    healthy, slow = text.index("healthy 2023-11-14 22:13"), text.index("slow 2023-11-14 22:13")
+    assert (
+        healthy < text.index("exposed communication: ", healthy) < slow < text.index("rank 1 on node0, compute:", slow)
+    )
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "! empty: It holds no recorded run (no rank-NNNNN folders)."
 
 
 def test_runs_that_were_not_judged_are_shown_with_the_command_that_judges_them(runs: Path) -> None:
     invoke("summary", runs / "healthy", "--keep")
 
     lines = invoke("list", runs).stdout.splitlines()
-    assert "Verdict –: not judged yet; commtrace summary RUN --keep does." in lines
+    assert "Runs without a line below them are not judged yet: commtrace summary RUN --keep" in lines
 
     invoke("summary", runs / "slow", "--keep")
     assert "not judged yet" not in invoke("list", runs).stdout
@@ -136,14 +136,14 @@ def test_hosts_are_counted_with_a_rate(runs: Path) -> None:
     verdict, blank, heading, row, *rest = invoke("hosts", runs).stdout.splitlines()
 
     assert (verdict, blank) == ("node0 was named most often: in 1 of its 2 judged runs.", "")
-    columns = "host named judged rate runs cost per step causes (runs) last"
+    columns = "host named judged rate runs cost per step causes (runs) last (UTC)"
     assert heading.split() == columns.split()
     assert row.split()[:5] == ["node0", "1", "2", "50%", "2"]
     assert "compute (1)" in row
-    assert row.rstrip().endswith("2023-11-14 22:13 UTC, slow")
-    assert rest == [
+    assert "2023-11-14" in row
+    assert " ".join(" ".join(rest).split()).endswith(
         "Known: 2 runs, 2 of them judged, 2 hosts. rate: share of the judged runs in which the host was named."
-    ]
+    )
     assert "node1" in invoke("hosts", runs, "--all").stdout
 
 
@@ -166,12 +166,10 @@ def test_a_deleted_run_still_counts_for_its_hosts(runs: Path) -> None:
 
 
 def test_without_a_judged_run_no_host_is_named(runs: Path) -> None:
-    assert invoke("hosts", runs).stdout.splitlines() == [
-        "No run has been judged yet, so no host was named.",
-        "",
-        "Known: 2 runs, 0 of them judged, 2 hosts.",
-        "Judged: commtrace summary RUN --keep or the monitor named a rank, or could compare all of them.",
-    ]
+    assert " ".join(invoke("hosts", runs).stdout.split()) == (
+        "No run has been judged yet, so no host was named. Known: 2 runs, 0 of them judged, 2 hosts. Judged: commtrace "
+        "summary RUN --keep or the monitor named a rank, or could compare all of them."
+    )
 
 
 @pytest.mark.parametrize("command", ["summary", "straggler"])

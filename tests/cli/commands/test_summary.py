@@ -19,7 +19,6 @@ from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.summary import summarise
 from commtrace.cli.commands.summary import print_summary
 from commtrace.cli.main import app
-from commtrace.cli.output import milliseconds
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
@@ -32,9 +31,10 @@ runner = CliRunner()
 MS = 1_000_000
 
 
-def printed(run: Run, *, all_ranks: bool = False, width: int = 100) -> str:
+def printed(run: Run, *, width: int = 100, all_ranks: bool = False, details: bool = False) -> str:
     output = io.StringIO()
-    print_summary(Console(file=output, width=width, highlight=False), summarise(run), all_ranks=all_ranks)
+    console = Console(file=output, width=width, highlight=False)
+    print_summary(console, summarise(run), all_ranks=all_ranks, details=details)
     return output.getvalue()
 
 
@@ -46,25 +46,40 @@ def row(text: str, *beginning: str) -> list[str]:
     raise AssertionError(f"no line begins with {beginning}:\n{text}")
 
 
-def test_the_header_says_what_is_shown() -> None:
-    lines = printed(PipelineJob(2, 4, data_parallel=2, steps=5).run()).splitlines()
-    assert lines[:4] == [
-        "Run made-run · 4 ranks on node0 · gloo · cpu",
-        "pp 2 × dp 2 · commtrace 0.1.0 · torch 2.13.0",
-        "Steps 1–4: 4 used; left out: step 0 (warm-up)",
-        "Clocks: shared clock",
-    ]
+def test_the_state_of_the_job_stands_first_and_below_the_findings_what_is_shown() -> None:
+    run = PipelineJob(2, 4, data_parallel=2, steps=5).run()
+    lines = printed(run).splitlines()
+    assert lines[0] == "Run made-run · ended · 4 ranks on node0 · 4 steps of 15.0 ms"
+    assert "pp 2 × dp 2 · gloo · cpu · commtrace 0.1.0 · torch 2.13.0" in lines
+    assert "Steps 1–4: 4 used; left out: step 0 (warm-up)" in lines
+    assert "Clocks: shared clock" in printed(run, details=True).splitlines()
 
 
-def test_several_stragglers_are_followed_by_what_they_cost_together() -> None:
+def test_the_answer_is_within_the_first_screen() -> None:
+    faults = (Fault("slow-rank", (1,), 1.5), Fault("data", (2,), 30.0), Fault("gc", (3,), 40.0))
+    text = printed(synthesize(Job(pp=2, dp=4, steps=12, faults=faults)).run, width=80)
+    first_screen = "\n".join(text.splitlines()[:24])
+    assert "1. rank 1 on node0, compute: " in first_screen
+    assert "→ Look at the device while the job runs" in first_screen
+    assert "Mean step of each rank" in first_screen
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_clocks_and_evidence_are_details(details: bool) -> None:
+    job = Job(pp=2, dp=4, microbatches=4, steps=12, gpus_per_host=4, faults=(Fault("slow-rank", (1,), 1.5),))
+    text = printed(synthesize(job).run, details=details)
+    for words in ("residual", "more than the ranks that do the same work", "algbw", "p99"):
+        assert (words in text) is details, words
+
+
+def test_several_stragglers_are_all_among_the_findings() -> None:
     faults = (Fault("slow-rank", (1,), 1.5), Fault("data", (2,), 30.0))
     run = synthesize(Job(dp=4, steps=12, faults=faults)).run
     summary, output = summarise(run), printed(run)
 
     assert [straggler.rank for straggler in summary.slow] == [1, 2]
     assert summary.to_json()["together_ns"] == summary.together_ns > 0
-    assert output.count("Together they cost") == 1
-    assert f"Together they cost {milliseconds(summary.together_ns)} ms per step." in output
+    assert all(f". {straggler.line()}" in output for straggler in summary.slow)
 
 
 def test_the_engine_that_recorded_is_among_what_was_captured() -> None:
@@ -78,17 +93,17 @@ def test_the_engine_that_recorded_is_among_what_was_captured() -> None:
 
 def test_one_rank_is_not_plural() -> None:
     run = make_run({0: [span("step", 0, 10 * MS, step=0)]})
-    assert printed(run).startswith("Run made-run · 1 rank on node0 ·")
+    assert printed(run).startswith("Run made-run · ended · 1 rank on node0 · 1 step of 10.0 ms\n")
 
 
 def test_parts_that_were_not_recorded_are_not_shown_as_zero() -> None:
     alone = printed(make_run({0: [span("step", 0, 10 * MS, step=0)]}))
-    assert row(alone, "0") == ["0", "10.0", "0", "0%", "–", "–", "10.0", "100%", "–"]
+    assert row(alone, "0") == ["0", "10.0", "0", "0%", "–", "10.0", "100%", "–"]
 
     whole = synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run
     without_2 = replace(whole, ranks={rank: trace for rank, trace in whole.ranks.items() if rank != 2})
     text = printed(without_2)
-    exposed, bubble = row(text, "0", "pp0")[5:7]
+    exposed, bubble = row(text, "0", "pp0")[6:9:2]
     assert exposed.endswith("*"), "of rank 0 nobody knows what of it was waiting"
     assert bubble == "–", "so its bubble is not 0"
     assert "* up to" in text
@@ -133,8 +148,9 @@ def test_parts_that_no_rank_has_are_not_shown_and_those_that_one_has_are() -> No
         span("gc", 0, 20_000, step=0),
     ]
     text = printed(make_run({0: rows}))
-    assert row(text, "rank")[3:] == ["compute", "exposed", "bubble", "data", "checkpoint", "gc", "other", "hidden"]
-    assert row(text, "0")[1:] == ["10.0", "0", "–", "–", "0.98", "2.00", "0.02", "7.00", "–"]
+    assert row(text, "rank")[3:] == ["compute", "exposed", "data", "checkpoint", "gc", "other", "hidden"]
+    assert row(text, "0")[1:12:2] == ["10.0", "0%", "0.98", "2.00", "0.02", "7.00"]
+    assert "%" not in " ".join(row(printed(make_run({0: rows}), width=60), "0")), "shares that do not fit"
 
 
 def test_parts_too_small_for_a_column_are_told_below_the_table() -> None:
@@ -146,15 +162,13 @@ def test_parts_too_small_for_a_column_are_told_below_the_table() -> None:
 
 def test_communication_is_shown_by_role_and_operation() -> None:
     text = printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
-    assert " ".join(row(text, "dp", "all_reduce")) == (
-        "dp all_reduce 2 4 4.10 kB 1.00 ms 1.00 ms 1.02 MB/s 1.02 MB/s 100% 0%"
-    )
+    assert " ".join(row(text, "dp", "all_reduce")) == ("dp all_reduce 2 4 4.10 kB 1.00 ms 1.02 MB/s 100% 0%")
 
 
 def test_ends_that_nothing_measured_are_called_upper_bounds() -> None:
     pair = group("dp", 0, 1)
     reduce = collective("all_reduce", pair, 0, 1, 2, step=0, is_async=True, end_exact=False)
-    text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), reduce]}, [pair], world_size=2))
+    text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), reduce]}, [pair], world_size=2), details=True)
     words = " ".join(text.split())
     assert "1 call has only a bound of its start or end (docs/definitions.md)." in words
     assert "≤ and ≥: of all, as the exact ones hold less than half of the bytes." in words
@@ -180,7 +194,7 @@ def test_waiting_in_calls_on_groups_of_one_rank_is_reported_as_such() -> None:
 
 def test_the_clock_line_tells_the_residual() -> None:
     job = PipelineJob(2, 4, nodes={0: "a", 1: "b"}, clocks={"b": Clock(10**9, 30.0)}, steps=10)
-    text = printed(job.run())
+    text = printed(job.run(), details=True)
     assert "on 2 hosts" in text
     assert "Clocks: collective ends, 10 observations, residual" in text
     assert row(text, "rank")[:3] == ["rank", "host", "where"]
@@ -196,14 +210,13 @@ def test_the_extremes_of_many_ranks_are_shown(all_ranks: bool) -> None:
     assert ("24 ranks between the extremes of compute are not shown" in text) is not all_ranks
 
 
-def test_the_verdict_stands_first_and_names_the_straggler() -> None:
+def test_the_straggler_stands_first_with_what_to_do() -> None:
     run = PipelineJob(2, 8, data_parallel=2, extra_forward_ns={1: 5 * MS}, steps=12).run()
     text = printed(run)
-    assert "Straggler: rank 1 on node0, slow forward: costs" in text
+    assert text.splitlines()[1].startswith("1. rank 1 on node0, slow forward: ")
     *_, following = [line for line in text.splitlines() if line.strip()]
     assert following == "Next: commtrace report made-run -o report.html"
-    assert "Rank 1 on node0 holds up the others (slow forward)" in text
-    assert text.index("holds up the others") < text.index("Straggler:") < text.index("Mean step of each rank")
+    assert text.index("→ Profile the forward") < text.index("Mean step of each rank")
 
 
 def test_problems_are_printed_word_by_word() -> None:
@@ -218,11 +231,11 @@ def test_a_dimension_that_was_not_heard_is_printed() -> None:
     assert "Not visible: tp communication: tp = 2, and none was seen." in text
 
 
-def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_cut() -> None:
+def test_no_line_is_longer_than_eighty_columns_and_nothing_is_cut() -> None:
     nodes = {rank: f"gpu-node-{rank // 4:03d}.cluster" for rank in range(32)}
     job = PipelineJob(4, 8, 8, 950 * MS, 1_950 * MS, transfer_ns=20_000, all_reduce_ns=55 * MS, nodes=nodes)
-    text = printed(job.run())
-    assert max(len(line) for line in text.splitlines()) <= 100
+    text = printed(job.run(), width=80)
+    assert max(len(line) for line in text.splitlines()) <= 80
     assert "…" not in text
 
 

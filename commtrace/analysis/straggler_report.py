@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,28 +13,23 @@ from typing import NamedTuple
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.engines import on_gpu
-from commtrace.analysis.hangs.job_state import state_of_job
+from commtrace.analysis.judged_run import JudgedRun, judge_run, measure_job
 from commtrace.analysis.matching.operations import ONLY_KERNELS
 from commtrace.analysis.replay.whatif import WhatIf, what_if
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import recorded_steps
-from commtrace.analysis.stragglers.awaited import AwaitedRank
 from commtrace.analysis.stragglers.baseline import HealthyRun
-from commtrace.analysis.stragglers.list_of_findings import NO_STEPS, lost_beside, with_lost_time, with_reasons
-from commtrace.analysis.stragglers.lost_time import LostTime
+from commtrace.analysis.stragglers.list_of_findings import NO_STEPS
 from commtrace.analysis.stragglers.search import (
     Judgement,
-    judge_stragglers,
-    measure_stragglers,
     measure_work,
 )
 from commtrace.analysis.windows.run import ALONE, OpenedRun, Workers, open_run
 from commtrace.errors import CommtraceError
-from commtrace.findings.finding import Finding, ranked
+from commtrace.findings.finding import Finding
 from commtrace.findings.nodes import exclude_nodes
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json
-from commtrace.trace.processes import process_state
 from commtrace.trace.run import Run
 
 
@@ -57,17 +51,18 @@ class StragglerReport:
     problems: tuple[str, ...]  # of the run's files, in sentences
     slowdown: WhatIf
     on_gpu: bool
-    stops: tuple[Finding, ...]  # what failed, hangs or is silent
-    judgement: Judgement
-    lost: LostTime | None  # beside what is slow; None if clocks do not agree
+    judged: JudgedRun
     nodes: tuple[NodesOfFinding, ...]  # of each that is slow
     repeated_steps: tuple[RepeatedStep, ...]
-    awaited: tuple[AwaitedRank, ...]  # longest first
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Return what stops the job, what is slow, lost time, and what could not be judged."""
-        return ranked([*self.stops, *with_lost_time(self.judgement, self.lost)])
+        """Return what stops the job, then what steps lose time to by cost, then what could not be judged."""
+        return self.judged.findings
+
+    @property
+    def judgement(self) -> Judgement:
+        return self.judged.judgement
 
     def to_json(self) -> JsonObject:
         """Return the output of ``--json`` (docs/json/straggler.schema.json)."""
@@ -82,7 +77,7 @@ class StragglerReport:
             "together_ns": self.judgement.together_ns,
             "waited_for": self.judgement.waited_for,
             "repeated_steps": to_json(self.repeated_steps),
-            "awaited": to_json(self.awaited),
+            "awaited": to_json(self.judged.awaited),
             "findings": to_json(self.findings),
             "nodes": to_json(self.nodes),
         }
@@ -104,20 +99,18 @@ def report_of_steps(
         run = OpenedRun.of(analyse(path))
     if not run.steps.used:
         raise CommtraceError(f"{path}: {NO_STEPS}")
-    measured = run.measure(measure_stragglers)
+    measured = run.measure(measure_job)
     measured = replace(measured, result=measured.result.joined())  # the parts can go
-    work, recorded = measured.result.work, measured.recorded
+    work, recorded = measured.result.stragglers.work, measured.recorded
     if work.why_not == ONLY_KERNELS:
         raise CommtraceError(f"{path}: {ONLY_KERNELS}")
-    replay = run.replay(work.steps) if work.steps else None
+    judged = judge_run(run, measured.result, baseline)
     if slowdown is not None:
         gain = slowdown(recorded)
-    elif work.steps is not None and replay is not None:
-        gain = what_if(run.aligned, work.steps, replay)
+    elif work.steps is not None:
+        gain = what_if(run.aligned, work.steps, run.replay(work.steps))
     else:
         raise CommtraceError(f"{path}: the steps cannot be replayed: {work.why_not}")
-    judgement = judge_stragglers(run.aligned, work, replay, baseline=baseline)
-    longest = measured.result.awaited.longest(names_ranks=not judgement.are_too_few_steps)
     return StragglerReport(
         run=recorded.any_metadata.run_id,
         attempt=recorded.any_metadata.attempt,
@@ -125,12 +118,9 @@ def report_of_steps(
         problems=recorded.problems,
         slowdown=gain,
         on_gpu=on_gpu(recorded),
-        stops=state_of_job(recorded, now_ns=time.time_ns(), ask=process_state).findings,
-        judgement=judgement,
-        lost=lost_beside(judgement, work, replay),
-        nodes=tuple(_nodes(recorded, finding) for finding in judgement.slow),
+        judged=judged,
+        nodes=tuple(_nodes(recorded, finding) for finding in judged.judgement.slow),
         repeated_steps=tuple(_repeated(recorded)),
-        awaited=with_reasons(longest, judgement.slow),
     )
 
 

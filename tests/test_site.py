@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ def test_all_pages_are_on_the_site(site: Path) -> None:
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
 
     assert {path.parent.name for path in site.glob("*/index.html")} >= pages
+
+
+def test_the_search_puts_questions_first_in_the_words_of_those_who_ask(site: Path) -> None:
+    sections = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    first = {one["title"] for one in sections if one["location"].startswith("questions/") and one["boost"] > 1}
+
+    assert first >= {"Why is my step slow?", "My job hangs", "Out of memory"}
 
 
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:

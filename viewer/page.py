@@ -16,14 +16,19 @@ _PERFETTO_UI: Final = "https://ui.perfetto.dev"
 _PLACEHOLDER: Final = re.compile(r"\{\{(\w+)\}\}")
 
 
-def fill_page(title: str, resources: Sequence[str], *, server: str | None = None) -> str:
+def fill_page(title: str, resources: Sequence[str], *, server: str | None = None, of_several: bool = False) -> str:
     """Return the page.
 
     Args:
         resources: script elements that hold data.
         server: address that data are read from instead; relative, so that it holds behind a tunnel.
+        of_several: the server has other runs, too, and a list of them.
     """
     script = _asset("viewer.js")
+    served = ""
+    if server is not None:
+        served = f' data-server="{html.escape(server)}" data-perfetto="{_PERFETTO_UI}"'
+        served += " data-several" if of_several else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     values = {
         "title": html.escape(title),
@@ -32,7 +37,7 @@ def fill_page(title: str, resources: Sequence[str], *, server: str | None = None
         "script": script,
         "script_hash": f"sha256-{digest}",
         "connect": "connect-src 'self'; " if server is not None else "",
-        "server": "" if server is None else f' data-server="{html.escape(server)}" data-perfetto="{_PERFETTO_UI}"',
+        "server": served,
     }
     return _PLACEHOLDER.sub(lambda match: values[match[1]], _asset("viewer.html"))
 

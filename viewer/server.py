@@ -121,6 +121,11 @@ class RunServer:
         self._http.shutdown()
         self._http.server_close()
 
+    @property
+    def has_several(self) -> bool:
+        """Return whether there is a list of runs to go back to."""
+        return len(self._paths()) > 1
+
     def admits(self, token: str) -> bool:
         return hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
 
@@ -216,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if self.site.view(name) is None:
                     self._no_run(name)
                 else:
-                    page = fill_page(f"commtrace · {name}", [], server=name)
+                    page = fill_page(f"commtrace · {name}", [], server=name, of_several=self.site.has_several)
                     self._send(page.encode(), "text/html; charset=utf-8")
             case ["run", name, "state"]:
                 view = self.site.view(name)

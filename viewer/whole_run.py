@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -79,7 +80,7 @@ def summarise_with_views(run: OpenedRun, *, is_whole: bool) -> SummarisedRun:
     views = {
         **overview_resources(summary),
         **_utilization(summary, recorded),
-        **map_resources(times, sums.stragglers.work.steps),
+        **map_resources(times, sums.stragglers.work.steps, {rank for slow in summary.slow for rank in slow.ranks}),
         **network_resources(run.aligned, network),
         **health_resources(recorded),
         **expected_resources(recorded, sent),
@@ -93,15 +94,16 @@ def _utilization(summary: Summary, recorded: Run) -> Resources:
     return {} if utilization is None else {"utilization.json": encode_json(utilization.to_json())}
 
 
-def map_resources(times: RankSteps, work: StepStatistics | None) -> Resources:
+def map_resources(times: RankSteps, work: StepStatistics | None, slow: Collection[int] = ()) -> Resources:
     """Return the heat maps of the page, ``map.json`` and ``map`` (docs/viewer-data.md).
 
+    ``slow`` are the ranks that findings name: the others of their stage are typical.
     ``work`` is None where the steps could not be replayed: slowness is then not known.
     """
     steps = times.of("steps")
     columns = {"steps": steps}
     columns |= {name: _per_step(times.of(name), steps) for name in QUANTITIES if name != "steps"}
-    columns |= dict(zip(("work", "typical_work"), own_and_typical_work(times, work), strict=True))
+    columns |= dict(zip(("work", "typical_work"), own_and_typical_work(times, work, slow), strict=True))
     described = {
         "ranks": times.ranks.tolist(),
         "blocks": [

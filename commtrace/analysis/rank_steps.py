@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -109,16 +110,19 @@ def _amounts(times: Partition) -> tuple[Int64, ...]:
     return (one, times.wall_ns, *(times.total(kind) for kind in (COMPUTE, WAIT, TRANSFER, BUBBLE)))
 
 
-def own_and_typical_work(times: RankSteps, work: StepStatistics | None) -> tuple[Int64, Int64]:
+def own_and_typical_work(
+    times: RankSteps, work: StepStatistics | None, slow: Collection[int] = ()
+) -> tuple[Int64, Int64]:
     """Return the own work of each rank per step and the median of its stage, ns, by rank and block.
 
+    Ranks that are known to be ``slow`` are left out of the median: of two ranks it would be as far from both.
     It is :data:`UNKNOWN` of ranks alone in their stage, and without ``work``, where steps could not be replayed.
     """
     shape = times.of("steps").shape
     if work is None:
         return (np.full(shape, UNKNOWN, np.int64),) * 2
     own = work.by_rank_and_step(work.table.work_ns)
-    typical = work.typical_work_ns(own)
+    typical = work.typical_work_ns(own, slow)
     rank, block = np.searchsorted(times.ranks, work.ranks), times.blocks_of(work.steps)
     number = np.bincount(block, minlength=shape[1])
 

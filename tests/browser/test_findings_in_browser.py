@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.summary import Summary, summarise
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.summary import Summary, summarise, summarise_analysis
+from commtrace.analysis.timeline import Timeline
 from commtrace.cli.main import app
-from commtrace.findings.finding import LOST, SLOW, Finding
+from commtrace.findings.finding import HANG, LOST, SLOW, Finding
 from commtrace.synth import Fault, Job, synthesize, write
+from commtrace.viewer.health import health_resources
+from commtrace.viewer.report import render
 from tests.browser.reader import Reader
+from tests.factory import make_run, span
+from tests.viewer.hang_reports import hang
 
 SLOW_RANK, SLOW_LINK = 37, 20
 SCREEN = {"width": 1440, "height": 900}
@@ -137,6 +145,39 @@ def test_a_link_to_a_view_opens_it(opened: Reader, report: Path) -> None:
     assert "view=heat-map" in address
     assert opened.page.locator("#heat-map canvas").is_visible()
     assert opened.page.get_attribute("#views [data-view='heat-map']", "aria-current") == "page"
+
+
+def test_the_heat_map_shows_what_a_finding_names(opened: Reader, summary: Summary) -> None:
+    page = opened.show("heat-map").page
+    assert page.input_value("#heat-map-colours") == "slowness"
+    assert (page.input_value("#heat-map-rows"), page.input_value("#heat-map-columns")) == ("dp", "pp")
+    click_on(opened, f"rank {SLOW_LINK} on")
+    page.locator(".finding.open .links button").filter(has_text="Heat map").click()
+
+    assert page.locator("#heat-map canvas").is_visible()
+    assert page.input_value("#heat-map-colours") == "bandwidth"
+    assert (page.input_value("#heat-map-rows"), page.input_value("#heat-map-columns")) == ("rank", "step")
+
+
+def test_a_job_that_hangs_says_so_first_and_shows_where_its_ranks_are(reader: Reader, tmp_path: Path) -> None:
+    run = make_run({rank: [span("forward", 0, 10)] for rank in range(2)})
+    analysis = analyse(run)
+    folder = tmp_path / "rank-00000"
+    folder.mkdir()
+    (folder / "hang-001.json").write_text(json.dumps(hang(0, "train.py:8 loss").to_json()))
+    stop = Finding(id="hang/1", kind=HANG, who="rank 1", ranks=(1,), evidence="Rank 1 has not come.", advice="Look.")
+    summary = replace(summarise_analysis(analysis), state="hangs since noon", findings=(stop,), verdict=stop.evidence)
+    views = health_resources(replace(run, path=tmp_path))
+    page = tmp_path / "report.html"
+    page.write_text(render(summary, Timeline.of_analysis(analysis), views=views).html, encoding="utf-8")
+    reader.load(page)
+
+    assert reader.page.inner_text("#state-heading").splitlines() == ["hangs since noon", "The job makes no progress"]
+    assert reader.page.locator("#found .what").all_inner_texts() == ["rank 1: no progress"]
+    click_on(reader, "rank 1")
+    assert reader.page.locator("#stops-heading").is_visible()
+    assert "train.py:8 loss" in reader.page.locator("#stops pre").text_content()
+    assert reader.errors == []
 
 
 def test_a_figure_leads_to_what_it_is_made_of(opened: Reader, summary: Summary) -> None:

@@ -196,11 +196,11 @@ def test_hangs_show_their_stacks_and_no_name_becomes_markup(reader: Reader, anal
     path.write_text(page.html, encoding="utf-8")
     opened = reader.load(path)
 
-    opened.show("recording").page.locator("#coverage summary").click()
+    opened.show("recording").page.locator("#stops summary").click()
 
     assert opened.errors == []
-    assert "<script>alert(1)" in opened.page.locator("#coverage pre").inner_text()
-    assert opened.page.locator("#coverage pre *").count() == 0
+    assert "<script>alert(1)" in opened.page.locator("#stops pre").inner_text()
+    assert opened.page.locator("#stops pre *").count() == 0
     lost = opened.page.locator("#coverage .data-table", has_text="kinds").locator("tbody tr").all_inner_texts()
     assert lost[0].split("\t") == ["5", "6", "6 stall"]
 

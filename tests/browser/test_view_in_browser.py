@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from commtrace.analysis.comparison.compare import compare, step_series
 from commtrace.analysis.summary import summarise
 from commtrace.analysis.windows.run import open_run
+from commtrace.cli.main import app
+from commtrace.history.runs import list_runs
 from commtrace.synth import Fault, Job, synthesize, write
 from commtrace.viewer.run_view import RunView
 from commtrace.viewer.server import RunServer
-from tests.browser.page_texts import milliseconds
+from tests.browser.page_texts import cells, duration, milliseconds
 from tests.browser.reader import Reader
 from tests.browser.serving import serving
 
@@ -33,13 +38,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(runs: Path) -> Iterator[RunServer]:
-    listed = {
-        "path": str(runs),
-        "runs": [
-            {"directory": name, "state": "ended", "facts": None, "verdict": None, "problems": ["not judged"]}
-            for name in ("few", "many")
-        ],
-    }
+    assert CliRunner().invoke(app, ["summary", str(runs / "many"), "--keep"]).exit_code == 0
+    listed = list_runs(runs, now_ns=time.time_ns()).to_json()
     with serving({name: runs / name for name in ("few", "many")}, listed) as server:
         yield server
 
@@ -126,12 +126,28 @@ def test_the_list_of_runs_leads_to_their_pages(reader: Reader, server: RunServer
     reader.page.goto(server.address())
     reader.page.wait_for_selector("#runs tbody tr")
 
-    assert [cell.inner_text() for cell in reader.page.locator("#runs td:first-child").all()] == ["many", "few"]
-    reader.page.locator("#runs tbody tr").nth(1).click()
+    rows = {row[0]: row for row in cells(reader, "#runs")}
+    listed: Any = server.list_runs()
+    facts = {run["directory"]: run["facts"] for run in listed["runs"]}
+    assert list(rows) == [run["directory"] for run in reversed(listed["runs"])]  # the newest first
+    assert rows["many"][1:3] == ["ended", verdict_of(server, "many")]
+    assert "rank 37" in rows["many"][2]
+    assert rows["few"][2] == "not read yet"
+    assert [row[3] for row in rows.values()] == [duration(facts[name]["step_ns"]) for name in rows]
+    assert [rows["many"][column] for column in (5, 6)] == ["64", "8"]
+    reader.page.locator("#runs tbody tr").filter(has_text="few").click()
     reader.page.wait_for_selector("html[data-ready] #stage[data-step]")
 
     assert "/run/few/" in reader.page.url
+    reader.page.click("#all-runs")
+    reader.page.wait_for_selector("#runs tbody tr")
     assert not reader.errors
+
+
+def verdict_of(server: RunServer, directory: str) -> str:
+    listed: Any = server.list_runs()
+    (text,) = (run["verdict"]["text"] for run in listed["runs"] if run["directory"] == directory)
+    return str(text)
 
 
 def test_a_wrong_address_is_explained(reader: Reader, server: RunServer) -> None:

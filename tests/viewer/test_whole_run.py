@@ -51,6 +51,18 @@ def test_work_is_beside_that_of_the_stage() -> None:
     assert table["typical_work"] == [13_000_000] * 18
 
 
+def test_of_two_ranks_the_one_that_a_finding_names_is_not_typical() -> None:
+    job = PipelineJob(stages=1, microbatches=4, data_parallel=2, steps=4, extra_forward_ns={1: 1_000_000})
+    analysis = analyse(job.run())
+    times, work = rank_steps(analysis), measure_work(analysis).steps
+    undecided, named = (columns(map_resources(times, work, slow)["map"]) for slow in ((), (1,)))
+    own = named["work"][:3]  # of rank 0
+
+    assert named["typical_work"] == own * 2
+    assert all(one < typical for one, typical in zip(own, undecided["typical_work"][:3], strict=True))
+    assert columns(map_resources(times, work, (0, 1))["map"]) == undecided  # nobody is left to be typical
+
+
 def test_a_rank_alone_in_its_stage_has_no_typical_work() -> None:
     table, _, _ = of_job(replace(JOB, data_parallel=1))
 

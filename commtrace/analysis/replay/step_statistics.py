@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -408,16 +408,19 @@ class StepStatistics:
         sums = np.bincount(cell, values, minlength=len(self.ranks) * len(self.steps))
         return np.asarray(sums.reshape(-1, len(self.steps)), np.float64)
 
-    def typical_work_ns(self, work_ns: Float64) -> Float64:
+    def typical_work_ns(self, work_ns: Float64, slow: Collection[int] = ()) -> Float64:
         """Return the median of the ranks of each rank's stage, in each step; NaN for a rank that is alone in it.
 
-        ``work_ns`` and the result have the shape (ranks, steps).
+        ``work_ns`` and the result have the shape (ranks, steps). Ranks in ``slow`` are not typical, unless all of
+        their stage are.
         """
         typical = np.full_like(work_ns, np.nan)
+        is_slow = np.isin(self.ranks, list(slow))
         for stage in np.unique(self.stages):
             in_stage = self.stages == stage
             if np.count_nonzero(in_stage) > 1:
-                typical[in_stage] = np.median(work_ns[in_stage], axis=0)
+                normal = in_stage & ~is_slow
+                typical[in_stage] = np.median(work_ns[normal if normal.any() else in_stage], axis=0)
         return typical
 
     def drawn(self, halvings: int) -> Bool:

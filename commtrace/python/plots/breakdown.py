@@ -109,7 +109,7 @@ def _looks(roles: Sequence[str]) -> dict[str, Fill]:
         for is_wait in (True, False)
     }
     return {
-        "compute": Fill("forward"),
+        "compute": Fill("compute"),
         **stalls,
         "exposed memory": Fill("span"),
         "pipeline bubble": BUBBLE,

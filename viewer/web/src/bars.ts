@@ -1,7 +1,10 @@
 // Stacked bars of parts of a whole, and the squares of their legends.
 
 import { element } from "./dom";
-import { formatPercent } from "./format";
+import { formatDuration, formatPercent } from "./format";
+
+const LEAST_SHOWN = 0.0005;
+const LEAST_LABELLED = 0.05; // share of a bar that has room for its percentage
 
 export interface Part {
   name: string;
@@ -30,6 +33,18 @@ export function stackedBar(
   );
 }
 
+/** The legend of a bar: its parts by size, with their shares and times; those too small to be seen are left out. */
+export function partsLegend(parts: readonly Part[], whole: number): HTMLElement {
+  const legend = element("div", "", "legend");
+  const visible = parts.filter(({ ns }) => ns / whole >= LEAST_SHOWN).toSorted((a, b) => b.ns - a.ns);
+  legend.append(
+    ...visible.map(({ colour, name, ns, hatched }) =>
+      swatch(colour, `${name} ${formatPercent(ns / whole)} (${formatDuration(ns)})`, hatched),
+    ),
+  );
+  return legend;
+}
+
 export interface Piece {
   size: number;
   colour: string;
@@ -42,7 +57,9 @@ export function barOf(pieces: readonly Piece[], whole: number): HTMLElement {
   const stack = element("div", "", "stack");
   for (const { size, colour, title, hatched } of pieces) {
     if (size <= 0) continue;
-    const piece = element("i", "", hatched ? "hatched" : "");
+    const share = size / whole;
+    const label = share >= LEAST_LABELLED ? `${Math.round(100 * share)} %` : "";
+    const piece = element("i", label, hatched ? "hatched" : "");
     piece.style.setProperty("--colour", `var(--${colour})`);
     piece.style.width = `${(100 * size) / whole}%`;
     piece.title = title;

@@ -4,7 +4,7 @@ import { ServerSource } from "./data/server";
 import { EmbeddedSource, existing, readRun, type Source } from "./data/source";
 import type { Finding, RunData, Summary } from "./data/types";
 import { byId, element } from "./dom";
-import { isInTimeline, ranksKept, stepOf, viewOf } from "./overview/evidence";
+import { isInTimeline, isStop, ranksKept, stepOf, viewOf } from "./overview/evidence";
 import { showBandwidth } from "./panels/bandwidth";
 import { type Leads, showBreakdown } from "./panels/breakdown";
 import { showBudget } from "./panels/budget";
@@ -24,9 +24,9 @@ import { showModules } from "./panels/modules";
 import { showNetwork } from "./panels/network";
 import { offerPerfetto } from "./panels/perfetto";
 import { showPipeline } from "./panels/pipeline";
-import { showProgress, showRuns, watchGrowth } from "./panels/served";
+import { offerList, showProgress, showRuns, watchGrowth } from "./panels/served";
 import { showSlowdown } from "./panels/slowdown";
-import { type Evidence, showState } from "./panels/state";
+import { showState } from "./panels/state";
 import { showSteps } from "./panels/steps";
 import { TimelinePanel } from "./panels/timeline";
 import { showWhatIf } from "./panels/what_if";
@@ -53,6 +53,7 @@ async function start(): Promise<void> {
     if (served === "") await showRuns(source, token);
     else {
       watchGrowth(source);
+      if ("several" in document.documentElement.dataset) offerList(token);
       await showRun(source, theme);
     }
   }
@@ -75,24 +76,28 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   showFigures(summary, overview, await source.json<Utilization>("utilization.json"), (view) => views.show(view));
   const evidence = evidenceIn(panel, durationsOf(run, overview), views);
   const open = showState(summary, {
-    ...evidence,
     show: (finding) => {
       open(finding);
       return evidence.show(finding);
     },
+    others: (finding) => evidence.others(finding),
+    all: () => evidence.all(),
   });
   const first = summary.findings.find(isInTimeline);
   window.dispatchEvent(new Event("resize")); // figures and steps stand above the timeline now
   if (first && !panel?.isChosen) await evidence.lookAt(first);
-  await showHeatMap(summary, source, theme, async (rank, steps) => {
+  await showHealth(source, summary);
+  const stop = summary.findings.find(isStop);
+  if (stop && !run.steps.length && !location.hash) await evidence.show(stop); // where each rank is, in place of steps that there are not
+  const lookInHeatMap = await showHeatMap(summary, source, theme, async (rank, steps) => {
     const shown = steps && run.can_show.find((step) => step >= steps.first && step <= steps.last);
     views.show(FIRST);
     if (shown !== undefined) await panel?.choose(shown);
     panel?.showRanks([rank]);
   });
+  evidence.heatMap = lookInHeatMap;
   await showNetwork(summary, source, theme, leads.rank);
   await showGroups(source, leads.rank);
-  await showHealth(source, summary);
   await showExpected(source, summary, leads.rank);
   showWhatIf(
     source,
@@ -101,7 +106,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
     () => views.show(FIRST),
   );
   await showSlowdown(source, leads.rank); // minutes of replays where ranks are very many
-  if (await showComparison(source)) panel?.offerOther(); // another run may still be read when all else is there
+  if (await showComparison(source, () => views.show("comparison"))) panel?.offerOther(); // another run may still be read when all else is there
 }
 
 /** The steps that can be shown, and how long they took. */
@@ -126,17 +131,24 @@ function evidenceIn(panel: TimelinePanel | null, steps: ReadonlyMap<number, numb
   const numbersOn = (finding: Finding) => (views.has(viewOf(finding)) ? viewOf(finding) : "findings");
   return {
     lookAt,
+    heatMap: null as ((finding: Finding) => void) | null,
     show: async (finding: Finding) => {
       views.show(isInTimeline(finding) && panel ? FIRST : numbersOn(finding));
       if (isInTimeline(finding)) await lookAt(finding);
       byId("stage").scrollIntoView({ block: "nearest" });
     },
-    others: (finding: Finding): [string, () => void][] => {
-      const names = [...new Set([numbersOn(finding), "findings"])];
-      return names.map((name) => [views.nameOf(name), () => views.show(name)]);
+    others(finding: Finding): [string, () => void][] {
+      const names = [...new Set([numbersOn(finding), ...(isInTimeline(finding) ? ["heat-map"] : []), "findings"])];
+      return names
+        .filter((name) => views.has(name))
+        .map((name) => [views.nameOf(name), () => this.open(name, finding)]);
+    },
+    open(name: string, finding: Finding): void {
+      if (name === "heat-map") this.heatMap?.(finding);
+      views.show(name);
     },
     all: () => views.show("findings"),
-  } satisfies Evidence & { lookAt: unknown };
+  };
 }
 
 /** From a number to the spans behind it. */

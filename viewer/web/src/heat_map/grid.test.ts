@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import type { RankTimes } from "../data/types";
 import { columnsOf } from "../testing";
-import { bounded, colourRange, QUANTITIES, RankMap } from "./grid";
+import { bounded, colourRange, QUANTITIES, RankMap, viewOfFinding } from "./grid";
 
 const [SLOWNESS, COMPUTE, BANDWIDTH] = ["slowness", "compute", "bandwidth"].map(
   (name) => QUANTITIES.find((quantity) => quantity.name === name)!,
@@ -105,4 +105,27 @@ describe("the colours", () => {
   it("make little of little differences", () => {
     expect(colourRange(cells(100, 101), COMPUTE)).toEqual([100, 105]);
   });
+});
+
+describe("what shows a finding", () => {
+  const always = { cause: "compute", place: "ranks", occurrence: null, stretches: [] };
+  const stretch = { first: 10, last: 14, since_ns: null, until_ns: null };
+
+  it("is the quantity that its cause makes large or small", () => {
+    expect(viewOfFinding(always)).toEqual({ quantity: "slowness", overSteps: false });
+    expect(viewOfFinding({ ...always, cause: "data" }).quantity).toBe("pauses");
+    expect(viewOfFinding({ ...always, cause: "communication" }).quantity).toBe("bandwidth");
+    expect(viewOfFinding({ ...always, place: "link" }).quantity).toBe("bandwidth");
+  });
+
+  it("is over the steps, where it holds in some only", () => {
+    expect(viewOfFinding({ ...always, stretches: [stretch] }).overSteps).toBe(true);
+  });
+});
+
+it("pauses are what is left of a step", () => {
+  const names = ["steps", "wall", "compute", "wait", "transfer", "bubble"];
+  const columns = columnsOf(names, [{ steps: 2, wall: 100, compute: 50, wait: 20, transfer: 10, bubble: 5 }]);
+  const map = new RankMap({ ranks: [7], blocks: [{ first: 1, last: 2 }] }, columns, new Map(), new Map());
+  expect(map.value(QUANTITIES.find(({ name }) => name === "pauses")!, 7)).toBe(15);
 });

@@ -1,7 +1,7 @@
 // The cells of a heat map: ranks by place or by step, and what is coloured.
 
 import type { Columns } from "../data/columns";
-import type { RankTimes } from "../data/types";
+import type { Finding, RankTimes } from "../data/types";
 import { formatBandwidth, formatDuration } from "../format";
 
 /** The resource `map.json`: what the rows of the table `map` are, rank by rank, and of each rank block by block. */
@@ -13,7 +13,7 @@ export interface MapOutline {
 export interface Quantity {
   name: string;
   hint: string;
-  above: readonly string[]; // columns that are added up
+  above: readonly string[]; // columns that are added up, those with a minus subtracted
   below: string; // the column that their sum is divided by
   lowIsBad?: boolean;
   typical?: number; // the faintest colour, where it is known beforehand
@@ -23,7 +23,7 @@ export interface Quantity {
 export const QUANTITIES: readonly Quantity[] = [
   {
     name: "slowness",
-    hint: "own work of a rank per step over the median of the ranks of its stage: 1 is typical",
+    hint: "own work of a rank per step over the median of the ranks of its stage that no finding names: 1 is typical",
     above: ["work"],
     below: "typical_work",
     typical: 1,
@@ -33,6 +33,11 @@ export const QUANTITIES: readonly Quantity[] = [
   perStep("wait", "stalls before the last participant had arrived, of all roles; bubbles are apart", ["wait"]),
   perStep("exposed", "stalls on communication, waiting and transfer", ["wait", "transfer"]),
   perStep("bubble", "stalls on a pipeline neighbour that had not yet produced the data", ["bubble"]),
+  perStep(
+    "pauses",
+    "nothing was computed and no communication waited for: input, garbage collection, checkpoints, gaps",
+    ["wall", "-compute", "-wait", "-transfer", "-bubble"],
+  ),
   perStep("step", "the whole step", ["wall"]),
   {
     name: "bandwidth",
@@ -112,6 +117,7 @@ export class RankMap {
   }
 
   private amount(name: string, row: number, rank: number): number {
+    if (name.startsWith("-")) return -this.amount(name.slice(1), row, rank);
     if (!isOfClock(name)) return this.columns.of(name)[row]!;
     return this.clocks.get(this.ranks.get(rank)?.host ?? "")?.[name] ?? 0;
   }
@@ -191,6 +197,19 @@ function worse(quantity: Quantity, one: Cell | null, other: Cell | null): Cell |
 export function blockName({ first, last }: { first: number; last: number }): string {
   return first === last ? `step ${first}` : `steps ${first}–${last}`;
 }
+
+/** What of a heat map shows a finding best: the quantity, and whether it differs between steps. */
+export function viewOfFinding(finding: Pick<Finding, "cause" | "place" | "occurrence" | "stretches">): {
+  quantity: string;
+  overSteps: boolean;
+} {
+  const overSteps = finding.occurrence !== null || finding.stretches.length > 0;
+  const { cause, place } = finding;
+  if (cause === "communication" || place === "link" || place === "network") return { quantity: "bandwidth", overSteps };
+  return { quantity: PAUSES.has(cause) ? "pauses" : "slowness", overSteps };
+}
+
+const PAUSES = new Set(["data", "gc", "checkpoint", "evaluation", "late_launch", "unknown"]);
 
 /** The same with at most so many rows and columns: neighbours become one cell, which shows the one that stands out. */
 export function bounded(grid: Grid, quantity: Quantity, mostRows: number, mostColumns: number): Grid {

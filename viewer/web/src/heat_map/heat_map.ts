@@ -15,6 +15,8 @@ export interface HeatCells {
   /** Lines about a cell, the first one its heading. */
   describe(cell: number): string[];
   onGo?(cell: number): void;
+  /** Whether a cell is outlined. */
+  isMarked?(cell: number): boolean;
 }
 
 const FONT = "11px system-ui, sans-serif";
@@ -126,6 +128,7 @@ export class HeatMap {
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.font = FONT;
     this.drawCells(context, cells);
+    this.drawMarks(context, cells);
     this.drawLabels(context, cells);
     if (this.cursor >= 0 && document.activeElement === canvas) this.drawCursor(context, cells);
   }
@@ -148,6 +151,20 @@ export class HeatMap {
       context.fillStyle = ramp.textAt(strength);
       context.fillText(cells.format(value), x + this.cellWidth / 2, y + this.cellHeight / 2, this.cellWidth - 4);
     });
+  }
+
+  /** Outlines marked cells, those next to one another in a row together. */
+  private drawMarks(context: CanvasRenderingContext2D, cells: HeatCells): void {
+    const across = cells.columns.length;
+    context.strokeStyle = this.theme.of("straggler");
+    context.lineWidth = 2;
+    for (let cell = 0; cell < cells.values.length; cell++) {
+      if (!cells.isMarked?.(cell)) continue;
+      const first = cell;
+      while ((cell + 1) % across !== 0 && cells.isMarked(cell + 1)) cell++;
+      const { x, y } = this.placeOf(first, cells);
+      context.strokeRect(x, y, this.cellWidth * (cell + 1 - first), Math.max(this.cellHeight - 1, 2));
+    }
   }
 
   private drawLabels(context: CanvasRenderingContext2D, cells: HeatCells): void {

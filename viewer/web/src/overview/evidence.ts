@@ -14,6 +14,11 @@ export function viewOf({ kind, place, cause }: Pick<Finding, "kind" | "place" | 
   return "recording";
 }
 
+/** Whether a finding says why the job makes no progress. */
+export function isStop({ kind }: Pick<Finding, "kind">): boolean {
+  return kind === "failed" || kind === "hang";
+}
+
 /** Whether the timeline shows a finding: it names ranks, or steps. */
 export function isInTimeline({
   kind,

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { logTicks } from "../chart";
 import type { Overview, OverviewTerms } from "../data/overview";
-import type { Communication, RankTimes, Summary } from "../data/types";
+import type { Communication, Finding, RankTimes, Summary } from "../data/types";
 import { type Bar, barsOfRanks, sorted } from "../panels/breakdown";
 import { columnsOf } from "../testing";
 import { bestSeen, binsOf } from "./bandwidth";
@@ -61,22 +61,25 @@ describe("bars", () => {
   const theme = { role: (role: string) => role };
 
   it("are of ranks, or means of their groups", () => {
-    expect(barsOfRanks({ ranks, run: RUN }, "rank", leads)).toHaveLength(3);
-    const stages = barsOfRanks({ ranks, run: RUN }, "stage", leads);
+    expect(barsOfRanks({ ranks, run: RUN, findings: [] }, "rank", leads)).toHaveLength(3);
+    const findings = [{ ranks: [1] }] as Finding[];
+    const named = barsOfRanks({ ranks, run: RUN, findings }, "rank", leads);
+    expect(named.map(({ isNamed }) => isNamed)).toEqual([false, true, false]);
+    const stages = barsOfRanks({ ranks, run: RUN, findings: [] }, "stage", leads);
     expect(stages.map(({ launch_bound_ns }) => launch_bound_ns)).toEqual([1.5, 3]);
     const unknown = ranks.map((one) => ({ ...one, launch_bound_ns: null }));
-    expect(barsOfRanks({ ranks: unknown, run: RUN }, "stage", leads)[0]!.launch_bound_ns).toBeNull();
+    expect(barsOfRanks({ ranks: unknown, run: RUN, findings: [] }, "stage", leads)[0]!.launch_bound_ns).toBeNull();
     expect(labels(stages)).toEqual(["stage 0 · mean of 2", "stage 1 · mean of 1"]);
     expect(stages[0]!.times.compute_ns).toBe(110);
     expect(stages[0]!.times.exposed_ns).toEqual({ dp: { wait: 2.5, transfer: 10 } });
   });
 
   it("are sorted by any of their parts", () => {
-    const bars = barsOfRanks({ ranks, run: RUN }, "rank", leads);
+    const bars = barsOfRanks({ ranks, run: RUN, findings: [] }, "rank", leads);
     const waits = (by: string) => sorted(bars, by, ["dp"], theme).map(({ times }) => times.exposed_ns.dp!.wait);
     expect(waits("dp wait")).toEqual([25, 5, 0]);
     expect(waits("whole")).toEqual([5, 25, 0]);
-    expect(waits("their order")).toEqual([0, 5, 25]);
+    expect(waits("name")).toEqual([0, 5, 25]);
   });
 });
 

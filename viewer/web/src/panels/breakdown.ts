@@ -8,6 +8,7 @@ import { formatDuration, formatMilliseconds, formatPercent, rankLabel } from "..
 import { blocksOf, type StepTimes } from "../overview/blocks";
 import { type ColumnOf, dataTable } from "../table";
 import type { Theme } from "../theme";
+import { namedRanks } from "./findings";
 
 const MOST_RANKS = 64; // beyond this, the ranks are summed up by stage or host to begin with
 const MOST_BARS = 200; // so many are shown without asking
@@ -18,7 +19,7 @@ const DIMENSIONS: Record<string, string> = {
   cp: "context rank",
   ep: "expert rank",
 };
-const IN_ORDER = "their order";
+const IN_ORDER = "name";
 
 export interface Bar {
   label: string;
@@ -26,6 +27,7 @@ export interface Bar {
   hidden_ns: number | null;
   launch_bound_ns: number | null; // the device waited for its host; null if that is not known
   show: (() => void) | null; // leads to the spans behind it
+  isNamed?: boolean; // by a finding
 }
 
 export interface Leads {
@@ -85,7 +87,12 @@ function waysToGroup(ranks: readonly RankTimes[], overview: Overview | null): st
   ];
 }
 
-export function barsOfRanks({ ranks, run }: Pick<Summary, "ranks" | "run">, by: string, leads: Leads): Bar[] {
+export function barsOfRanks(
+  { ranks, run, findings }: Pick<Summary, "ranks" | "run" | "findings">,
+  by: string,
+  leads: Leads,
+): Bar[] {
+  const named = namedRanks({ findings });
   const single = (rank: RankTimes, label: string): Bar => ({
     label,
     times: rank,
@@ -93,7 +100,11 @@ export function barsOfRanks({ ranks, run }: Pick<Summary, "ranks" | "run">, by: 
     launch_bound_ns: rank.launch_bound_ns && Object.values(rank.launch_bound_ns).reduce((sum, ns) => sum + ns, 0),
     show: () => leads.rank(rank.rank),
   });
-  if (by === "rank") return ranks.map((rank) => single(rank, rankLabel(rank, run.parallel)));
+  const ofRank = (rank: RankTimes): Bar => ({
+    ...single(rank, rankLabel(rank, run.parallel)),
+    isNamed: named.has(rank.rank),
+  });
+  if (by === "rank") return ranks.map(ofRank);
   const dimension = Object.entries(DIMENSIONS).find(([, name]) => name === by)?.[0];
   const groups = new Map<string, RankTimes[]>();
   for (const rank of ranks) {
@@ -160,7 +171,7 @@ export function partsOf(times: StepTimes, roles: readonly string[], theme: Pick<
     ];
   });
   return [
-    { name: "compute", ns: times.compute_ns, colour: "forward" },
+    { name: "compute", ns: times.compute_ns, colour: "compute" },
     ...exposed,
     { name: "exposed memory", ns: times.exposed_memory_ns, colour: "span" },
     { name: "pipeline bubble", ns: times.bubble_ns, colour: "bubble", hatched: true },
@@ -202,7 +213,7 @@ function drawBars(
   const longest = Math.max(1, ...shown.map(({ times }) => times.wall_ns));
   byId("breakdown-legend").replaceChildren(...parts.map((part) => swatch(part.colour, part.name, part.hatched)));
   byId("breakdown").replaceChildren(
-    ...shown.flatMap(({ label, times, show }) => {
+    ...shown.flatMap(({ label, times, show, isNamed }) => {
       const own = partsOf(times, roles, theme);
       const share = (part: Part) => formatPercent(part.ns / times.wall_ns);
       const bar = stackedBar(
@@ -213,7 +224,7 @@ function drawBars(
       bar.role = "img";
       bar.ariaLabel = `${label}: ${own.flatMap((part) => (part.ns > 0 ? [`${part.name} ${share(part)}`] : [])).join(", ")}`;
       const name = button(label, show ? "Show this in the timeline" : "Not in the timeline", () => show?.());
-      name.className = "link";
+      name.className = isNamed ? "link named" : "link";
       name.disabled = show === null;
       return [name, bar, element("span", formatDuration(times.wall_ns))];
     }),

@@ -1,19 +1,19 @@
 // The wall time of the whole run by its parts.
 
-import { stackedBar, swatch } from "../bars";
+import { partsLegend, stackedBar } from "../bars";
 import type { Summary } from "../data/types";
-import { byId, element } from "../dom";
+import { byId } from "../dom";
 import { formatDuration, formatPercent } from "../format";
 import { dataTable } from "../table";
 
 const PARTS: readonly (readonly [key: string, name: string, colour: string])[] = [
-  ["training", "training steps", "forward"],
-  ["repeated", "steps that were done again", "gc"],
+  ["training", "training steps", "useful"],
+  ["repeated", "steps that were done again", "repeated"],
   ["evaluation", "evaluation", "evaluation"],
   ["checkpoint", "checkpoints", "checkpoint"],
   ["loading", "loading data between steps", "data"],
-  ["start", "start", "optimizer"],
-  ["restart", "restarts", "backward"],
+  ["start", "start", "start"],
+  ["restart", "restarts", "straggler"],
   ["unknown", "not known", "other"],
 ];
 
@@ -40,15 +40,7 @@ export function showBudget({ run_budget: budget }: Summary, onRank: (rank: numbe
   );
   bar.role = "img";
   bar.ariaLabel = parts.map(({ name, ns }) => `${name} ${formatPercent(ns / wall)}`).join(", ");
-  const legend = element("div", "", "legend");
-  legend.append(
-    ...parts
-      .toSorted((a, b) => b.ns - a.ns)
-      .map(({ colour, name, ns, hatched }) =>
-        swatch(colour, `${name} ${formatPercent(ns / wall)} (${formatDuration(ns)})`, hatched),
-      ),
-  );
-  byId("run-budget-bar").replaceChildren(bar, legend);
+  byId("run-budget-bar").replaceChildren(bar, partsLegend(parts, wall));
   byId("run-budget-ranks").addEventListener(
     "toggle",
     () =>

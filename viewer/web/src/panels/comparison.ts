@@ -1,7 +1,7 @@
 // What differs from another run, by size, each difference beside its noise.
 
 import type { Source } from "../data/source";
-import { byId, element } from "../dom";
+import { button, byId, element } from "../dom";
 import { formatBandwidth, formatMilliseconds, formatPercent } from "../format";
 import { type ColumnOf, dataTable } from "../table";
 
@@ -25,8 +25,8 @@ export interface Comparison {
   circumstances: { what: string; before: string; after: string }[];
 }
 
-/** Shows the comparison; returns whether there is one. */
-export async function showComparison(source: Source): Promise<boolean> {
+/** Shows the comparison, and its verdict beside every view; returns whether there is one. */
+export async function showComparison(source: Source, show: () => void): Promise<boolean> {
   const comparison = await source.json<Comparison>("comparison.json");
   if (!comparison) return false;
   const { run_before: before, run_after: after, steps } = comparison;
@@ -62,6 +62,10 @@ export async function showComparison(source: Source): Promise<boolean> {
       : element("p", "They are the same.", "empty"),
   );
   byId("comparison-section").hidden = false;
+  const link = button(verdict(comparison), "Show the comparison", show);
+  link.className = "link";
+  byId("compared").replaceChildren(link);
+  byId("compared").hidden = false;
   return true;
 }
 

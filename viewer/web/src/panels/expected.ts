@@ -55,7 +55,7 @@ interface Expected {
 }
 
 const PARTS = [
-  ["parameters", "parameters_bytes", "forward"],
+  ["parameters", "parameters_bytes", "useful"],
   ["gradients", "gradients_bytes", "backward"],
   ["optimizer", "optimizer_bytes", "optimizer"],
   ["activations", "activations_bytes", "tp"],

@@ -31,7 +31,7 @@ export function showFindings(summary: Summary, onRank: (rank: number) => void): 
   panel.append(...notJudged.map(({ text }) => element("p", text, "hint")));
 }
 
-export function namedRanks(summary: Summary): Set<number> {
+export function namedRanks(summary: Pick<Summary, "findings">): Set<number> {
   return new Set(summary.findings.flatMap(({ ranks }) => ranks));
 }
 

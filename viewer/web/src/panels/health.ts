@@ -28,8 +28,10 @@ export async function showHealth(source: Source, { alignment }: Summary): Promis
   if (!health) return;
   if (health.dropped.length) panel.append(element("h3", "Spans that were lost"), dropped(health));
   if (health.differing.length) panel.append(element("h3", "Not the same on all ranks"), differing(health));
-  if (health.failed.length) panel.append(element("h3", "Exceptions that ended ranks"), ...health.failed.map(failure));
-  if (health.hangs.length) panel.append(element("h3", "Ranks that made no progress"), ...health.hangs.map(hang));
+  const stops = byId("stops");
+  if (health.failed.length) stops.append(element("h3", "Exceptions that ended ranks"), ...health.failed.map(failure));
+  if (health.hangs.length) stops.append(element("h3", "Ranks that made no progress"), ...health.hangs.map(hang));
+  byId("stops-section").hidden = !stops.childElementCount;
   panel.append(...health.problems.map((problem) => element("p", problem, "hint")));
 }
 

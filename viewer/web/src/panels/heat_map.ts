@@ -1,6 +1,6 @@
 import { labelledSelect } from "../controls";
 import type { Source } from "../data/source";
-import type { Summary } from "../data/types";
+import type { Finding, Summary } from "../data/types";
 import { byId, element } from "../dom";
 import {
   bounded,
@@ -11,6 +11,7 @@ import {
   QUANTITIES,
   RankMap,
   ranksText,
+  viewOfFinding,
 } from "../heat_map/grid";
 import { type HeatCells, HeatMap, heatLegend } from "../heat_map/heat_map";
 import type { Theme } from "../theme";
@@ -18,15 +19,19 @@ import type { Theme } from "../theme";
 const MOST_ROWS = 128;
 const MOST_COLUMNS = 256;
 
-/** Shows a value of every rank, by two dimensions or over the steps. `onRank` is called with a rank and maybe steps. */
+/**
+ * Shows a value of every rank, by two dimensions or over the steps; to begin with, what shows the costliest finding.
+ *
+ * `onRank` is called with a rank and maybe steps. Returns what shows a finding; null where there is no heat map.
+ */
 export async function showHeatMap(
-  { alignment, ranks: times }: Summary,
+  { alignment, ranks: times, findings }: Summary,
   source: Source,
   theme: Theme,
   onRank: (rank: number, steps?: { first: number; last: number }) => void,
-): Promise<void> {
+): Promise<((finding: Finding) => void) | null> {
   const [outline, columns] = await Promise.all([source.json<MapOutline>("map.json"), source.table("map")]);
-  if (!outline?.blocks.length || !columns) return;
+  if (!outline?.blocks.length || !columns) return null;
   const ranks = new Map(times.map((rank) => [rank.rank, rank]));
   const clocks = new Map(alignment.hosts.map((host) => [host.host, host]));
   const map = new RankMap(outline, columns, ranks, alignment.residual_ns ? clocks : new Map());
@@ -40,7 +45,7 @@ export async function showHeatMap(
   const rows = labelledSelect("heat-map-rows", "Rows by", dimensions);
   const columnsBy = labelledSelect("heat-map-columns", "Columns by", ["step", ...dimensions]);
   const isGrid = dimensions.includes("dp") && dimensions.includes("pp");
-  [rows.node.value, columnsBy.node.value] = isGrid ? ["dp", "pp"] : ["rank", "step"];
+  let marked: ReadonlySet<number> = new Set();
   const heat = new HeatMap(theme);
   const legend = element("div", "", "legend");
   const hint = element("p", "", "hint");
@@ -50,7 +55,8 @@ export async function showHeatMap(
     const grid = bounded(whole, quantity, MOST_ROWS, MOST_COLUMNS);
     const cells = heatCells(grid);
     heat.show(cells, `${quantity.name} of ranks by ${rows.node.value} and ${columnsBy.node.value}`);
-    legend.replaceChildren(...heatLegend(cells));
+    const outlined = element("span", "outlined: named by the finding", "outlined");
+    legend.replaceChildren(...heatLegend(cells), ...(marked.size ? [outlined] : []));
     const several = grid.cells.some((cell) => cell && cell.ranks > 1);
     hint.textContent =
       `${quantity.name}: ${quantity.hint}.` +
@@ -65,6 +71,7 @@ export async function showHeatMap(
         lowIsStrong: quantity.lowIsBad ?? false,
         format: quantity.format,
         describe: (index) => described(shown, index, quantity.format),
+        isMarked: (index) => marked.has(shown.cells[index]?.rank ?? -1),
         onGo: (index) => {
           const cell = shown.cells[index];
           if (cell) onRank(cell.rank, outline!.blocks[cell.block]);
@@ -77,7 +84,15 @@ export async function showHeatMap(
   bar.append(value.label, rows.label, columnsBy.label);
   byId("heat-map").append(bar, legend, heat.node, hint);
   byId("heat-map-section").hidden = false;
-  show();
+  const look = (finding: Finding | undefined) => {
+    const { quantity, overSteps } = finding ? viewOfFinding(finding) : { quantity: "slowness", overSteps: false };
+    if (quantities.some(({ name }) => name === quantity)) value.node.value = quantity;
+    [rows.node.value, columnsBy.node.value] = isGrid && !overSteps ? ["dp", "pp"] : ["rank", "step"];
+    marked = new Set(finding?.ranks ?? []);
+    show();
+  };
+  look(findings.find(({ kind }) => kind === "slow"));
+  return look;
 }
 
 function described(grid: Grid, index: number, format: (value: number) => string): string[] {

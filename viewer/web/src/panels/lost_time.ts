@@ -1,6 +1,6 @@
 // The critical path and the lost time: one bar each.
 
-import { type Part, stackedBar } from "../bars";
+import { type Part, partsLegend, stackedBar } from "../bars";
 import type { PathShare, Summary } from "../data/types";
 import { byId, element } from "../dom";
 import { formatDuration, formatMilliseconds, formatPercent, significant } from "../format";
@@ -17,10 +17,10 @@ const KIND_COLOURS: Record<string, string> = {
 };
 
 const LOST_PARTS: readonly (readonly [key: string, name: string, colour: string])[] = [
-  ["ideal_ns", "ideal", "forward"],
-  ["stragglers_ns", "stragglers", "gc"],
-  ["imbalance_ns", "imbalance", "backward"],
-  ["exposed_communication_ns", "exposed communication", "dp"],
+  ["ideal_ns", "ideal", "useful"],
+  ["stragglers_ns", "stragglers", "straggler"],
+  ["imbalance_ns", "imbalance", "imbalance"],
+  ["exposed_communication_ns", "exposed communication", "exposed"],
   ["bubble_ns", "bubble", "bubble"],
   ["input_ns", "input", "data"],
   ["rest_ns", "the rest", "other"],
@@ -59,6 +59,7 @@ export function showCriticalPath({ critical_path: path }: Summary, theme: Theme,
       "hint",
     ),
     stackedBar(parts, path.ns),
+    pathLegend(path.shares, path.ns, theme),
     dataTable(
       [
         { heading: "part", text: ({ name }) => name, isWords: true },
@@ -70,6 +71,18 @@ export function showCriticalPath({ critical_path: path }: Summary, theme: Theme,
     ),
     element("p", "The key k in the timeline shows the path of one step. A click on a row shows its rank.", "hint"),
   );
+}
+
+/** Colours tell kinds of work apart, and transfers by role; ranks are in the table. */
+function pathLegend(shares: readonly PathShare[], whole: number, theme: Theme): HTMLElement {
+  const sums = new Map<string, Part>();
+  for (const share of shares) {
+    const { kind, role, ns } = share;
+    const name = ["transfer", "unknown"].includes(kind) && role ? `${kind} on ${role}` : kind;
+    const known = sums.get(name)?.ns ?? 0;
+    sums.set(name, { name, ns: known + ns, colour: shareColour(share, theme), hatched: kind === "unknown" });
+  }
+  return partsLegend([...sums.values()], whole);
 }
 
 function shareName({ rank, kind, role }: PathShare): string {
@@ -105,6 +118,7 @@ export function showLostTime({ lost_time: lost }: Summary): void {
       "hint",
     ),
     stackedBar(parts, whole),
+    partsLegend(parts, whole),
     dataTable(
       [
         { heading: "part", text: ({ name }) => name, isWords: true },

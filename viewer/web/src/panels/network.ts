@@ -21,6 +21,7 @@ import type { Theme } from "../theme";
 
 const MOST_PARTS = 128;
 const SIMILAR = "bandwidth beside similar pairs";
+const NOT_SLOW = 0.5; // of similar links: one that carries more is none of the slow ones
 
 interface Link {
   operation: string;
@@ -79,7 +80,7 @@ export async function showNetwork(
         by === "bytes"
           ? [0, highest]
           : by === SIMILAR
-            ? [Math.min(lowest, 0.9), 1]
+            ? [Math.min(lowest, NOT_SLOW), 1]
             : [Math.min(lowest, 0.95 * highest), highest],
       lowIsStrong: by !== "bytes",
       format:

@@ -2,8 +2,8 @@
 
 import type { Progress, ServerSource } from "../data/server";
 import { byId, element } from "../dom";
-import { formatDuration, formatPercent, utc } from "../format";
-import { dataTable } from "../table";
+import { formatClock, formatDuration, formatPercent, utc } from "../format";
+import { type ColumnOf, dataTable } from "../table";
 
 const LOOK_EVERY = 15_000; // ms
 
@@ -17,41 +17,60 @@ interface ListedRun {
     world_size: number | null;
     hosts: string[];
     steps: number | null;
+    step_ns: number | null;
   } | null;
-  verdict: { text: string } | null;
+  verdict: { text: string; named: unknown[] } | null;
   problems: string[];
 }
 
 /** Shows the runs of the directory, the newest first; each leads to its page. */
 export async function showRuns(source: ServerSource, token: string): Promise<void> {
   document.body.classList.add("list-of-runs");
-  byId("title").textContent = "commtrace · runs";
+  byId("title").textContent = "Runs";
   const { runs, path } = (await source.json<{ runs: ListedRun[]; path: string }>("runs.json"))!;
   byId("facts").textContent = path;
   const open = (run: ListedRun) => {
     location.href = `run/${encodeURIComponent(run.directory)}/?token=${encodeURIComponent(token)}`;
   };
-  const columns = [
-    { heading: "run", text: (run: ListedRun) => run.directory, isWords: true },
-    {
-      heading: "started",
-      text: (run: ListedRun) => (run.facts?.started_utc ? utc(run.facts.started_utc) : "–"),
-      isWords: true,
-    },
-    {
-      heading: "duration",
-      text: (run: ListedRun) => formatDuration(run.facts?.duration_ns),
-      order: (run: ListedRun) => run.facts?.duration_ns ?? 0,
-    },
-    {
-      heading: "ranks",
-      text: (run: ListedRun) => String(run.facts?.world_size ?? "–"),
-      order: (run: ListedRun) => run.facts?.world_size ?? 0,
-    },
-    { heading: "state", text: (run: ListedRun) => run.state.replaceAll("_", " "), isWords: true },
-    { heading: "verdict", text: (run: ListedRun) => run.verdict?.text ?? run.problems[0] ?? "–", isWords: true },
+  byId("runs").append(dataTable(columnsOfRuns(), [...runs].reverse(), open));
+}
+
+function columnsOfRuns(): ColumnOf<ListedRun>[] {
+  const words = (heading: string, text: (run: ListedRun) => string) => ({ heading, text, isWords: true });
+  const number = (
+    heading: string,
+    value: (facts: NonNullable<ListedRun["facts"]>) => number | null,
+    format: (value: number) => string = String,
+  ) => {
+    const of = ({ facts }: ListedRun) => (facts ? value(facts) : null);
+    return {
+      heading,
+      text: (run: ListedRun) => (of(run) === null ? "–" : format(of(run)!)),
+      order: (run: ListedRun) => of(run) ?? -1,
+    };
+  };
+  return [
+    words("run", (run) => run.directory),
+    words("state", (run) => run.state.replaceAll("_", " ")),
+    words("verdict", verdictOf),
+    number("step", (facts) => facts.step_ns, formatDuration),
+    number("steps", (facts) => facts.steps),
+    number("ranks", (facts) => facts.world_size),
+    number("hosts", (facts) => facts.hosts.length),
+    words("started", ({ facts }) => (facts?.started_utc ? utc(facts.started_utc) : "–")),
+    number("took", (facts) => facts.duration_ns, formatClock),
   ];
-  byId("runs").append(dataTable(columns, [...runs].reverse(), open));
+}
+
+function verdictOf(run: ListedRun): string {
+  return run.verdict?.text ?? run.problems[0] ?? (run.facts ? "not read yet" : "–");
+}
+
+/** Offers the way back to the list of runs. */
+export function offerList(token: string): void {
+  const link = byId<HTMLAnchorElement>("all-runs");
+  link.href = `../../?token=${encodeURIComponent(token)}`;
+  link.hidden = false;
 }
 
 /** Shows what the server is doing; nothing where it has answered. */

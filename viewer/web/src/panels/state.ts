@@ -6,7 +6,13 @@ import { formatDuration, formatHours, formatPercent, joined } from "../format";
 import { whenItHolds } from "./findings";
 
 const LEAST_SHARE = 0.005; // of a step: smaller losses stand in the view of all findings only
-const STOPS = new Set(["failed", "hang", "mismatch", "silent"]);
+
+const STOPS: Partial<Record<Finding["kind"], { job: string; ranks: string }>> = {
+  failed: { job: "The job failed", ranks: "failed" },
+  hang: { job: "The job makes no progress", ranks: "no progress" },
+  mismatch: { job: "Ranks do not call the same", ranks: "other calls than the others" },
+  silent: { job: "Ranks no longer report", ranks: "silent" },
+};
 
 export interface Evidence {
   /** Shows what a finding rests on. */
@@ -58,8 +64,8 @@ export function judgement(summary: Pick<Summary, "findings" | "run" | "ranks" | 
   level: "bad" | "warn" | "good" | "unknown";
 } {
   const { findings, run } = summary;
-  const stop = findings.find(({ kind }) => STOPS.has(kind));
-  if (stop) return { words: "The job makes no progress, or did not end well", level: "bad" };
+  const stop = findings.map(({ kind }) => STOPS[kind]).find((words) => words);
+  if (stop) return { words: stop.job, level: "bad" };
   const slow = findings.filter(({ kind }) => kind === "slow");
   if (slow.length) {
     const saved = summary.together_ns;
@@ -81,7 +87,7 @@ export function meanWall({ ranks }: Pick<Summary, "ranks">): number {
 function card(finding: Finding, evidence: Evidence): HTMLElement {
   const node = element("li", "", `finding ${finding.kind}`);
   const head = button("", "Show the evidence", () => evidence.show(finding));
-  const title = element("span", finding.kind === "not_judged" ? finding.text : finding.words, "what");
+  const title = element("span", titleOf(finding), "what");
   const line = element("span", "", "share");
   line.textContent = finding.share === null ? "" : formatPercent(finding.share);
   const bar = element("i", "", "measure");
@@ -95,6 +101,11 @@ function card(finding: Finding, evidence: Evidence): HTMLElement {
   behind.append(element("p", "", "bar links"));
   node.append(head, behind);
   return node;
+}
+
+function titleOf({ kind, words, text }: Finding): string {
+  const stop = STOPS[kind];
+  return kind === "not_judged" ? text : stop ? `${words}: ${stop.ranks}` : words;
 }
 
 /** What a finding costs, and since when. */

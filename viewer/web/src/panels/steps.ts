@@ -91,7 +91,7 @@ function legend(steps: RunSteps, hasTimeline: boolean): HTMLElement[] {
   const kinds = new Set(steps.events.map(({ kind }) => kind));
   const some = (test: (row: number) => boolean) => Array.from({ length: steps.length }, (_, row) => row).some(test);
   return [
-    swatch("forward", "step"),
+    swatch("line-of-steps", "step"),
     ...(hasTimeline ? [dot("accent", "in the timeline", "ring")] : []),
     ...(some((row) => steps.isOutlier(row)) ? [dot("straggler", "outlier", "diamond")] : []),
     ...(some((row) => !steps.isUsual(row)) ? [dot("muted", "does not count", "cross")] : []),
@@ -138,7 +138,7 @@ function drawChart(
       along === "step" ? axis(theme, each(String), 34, WHOLE) : axis(theme, each(formatClock), 34, TIME_STEPS),
       axis(theme, formatDurations, 64),
     ],
-    series: [{}, { stroke: () => theme.of("forward"), width: 1.2, spanGaps: true, points: { show: false } }],
+    series: [{}, { stroke: () => theme.of("line-of-steps"), width: 1.2, spanGaps: true, points: { show: false } }],
   };
   return new Chart(
     byId("steps-chart"),
@@ -251,7 +251,7 @@ function drawMarks(
     seen.add(pixel);
     if (!usual) cross(c, left, top, size, theme.of("muted"));
     else if (outlier) diamond(c, left, top, size * 1.3, theme.of("straggler"));
-    else circle(c, left, top, size * 0.6, theme.of("forward"), true);
+    else circle(c, left, top, size * 0.6, theme.of("line-of-steps"), true);
     if (here) circle(c, left, top, size * 1.6, theme.of("accent"), false);
   });
 }

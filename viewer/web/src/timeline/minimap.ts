@@ -46,7 +46,7 @@ export class Minimap {
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.fillStyle = theme.of("row");
     c.fillRect(GUTTER, 0, width - GUTTER, MINIMAP_HEIGHT);
-    c.fillStyle = theme.of("forward");
+    c.fillStyle = theme.of("compute");
     const height = MINIMAP_HEIGHT / Math.max(this.rows.length, 1);
     const bin = (width - GUTTER) / BINS;
     this.rows.forEach((shares, row) => {

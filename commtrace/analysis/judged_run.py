@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.chain import Analysis
@@ -39,6 +39,8 @@ from commtrace.findings.finding import SLOW, STOPS, Finding, not_judged, ranked
 from commtrace.findings.formatting import format_time
 from commtrace.trace.processes import process_state
 from commtrace.trace.run import Run
+
+_BY_TIME_OUTSIDE_SPANS: Final = ("late_launch", "unknown")
 
 _One = TypeVar("_One")
 _Other = TypeVar("_Other")
@@ -174,7 +176,7 @@ def judge_run(run: OpenedRun, sums: RunSums, baseline: HealthyRun | None = None)
         parts = with_roles(with_lost_time(judgement, replayed.lost), _transfer_ns(ranks), unmatched)
         of_steps = (
             *with_largest_of_the_rest(parts, ranks, totals.steps),
-            *time_outside_spans(ranks, totals.steps, totals.captured.rows),
+            *(() if _is_named(judgement) else time_outside_spans(ranks, totals.steps, totals.captured.rows)),
         )
     listed = ranked([*job.findings, *of_steps])
     title = RunTitle.of(run.recorded, job)._replace(num_steps=len(run.steps.used), step_ns=mean_step_ns(ranks))
@@ -188,6 +190,11 @@ def judge_run(run: OpenedRun, sums: RunSums, baseline: HealthyRun | None = None)
         pipeline=replayed.pipeline,
         awaited=with_reasons(awaited, listed),
     )
+
+
+def _is_named(judgement: Judgement) -> bool:
+    """Return whether time outside all spans is what something slow is found by: then it is no loss besides."""
+    return any(finding.cause in _BY_TIME_OUTSIDE_SPANS for finding in judgement.slow)
 
 
 def _transfer_ns(ranks: Sequence[RankMean]) -> dict[str, float]:

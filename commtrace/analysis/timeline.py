@@ -348,17 +348,21 @@ def typical_step(durations: Mapping[int, int]) -> int:
 
 
 def step_durations(run: Run, steps: Sequence[int]) -> dict[int, int]:
-    """Return :meth:`Timeline.duration_ns` of these steps; of an aligned run, its steps are enough."""
-    numbers, limits = np.unique(np.array(steps, np.int64)), np.iinfo(np.int64)
-    begin, end = np.full(len(numbers), limits.max), np.full(len(numbers), limits.min)
+    """Return the length of each of these steps, the mean over its ranks; of an aligned run, its steps are enough.
+
+    Each rank's own step ends when the next begins, so lengths add up to the time of the run, as the extent from the
+    first rank's begin to the last one's end, in which steps overlap, does not.
+    """
+    numbers = np.unique(np.array(steps, np.int64))
+    total, ranks = np.zeros((2, len(numbers)), np.int64)
     for block in run.blocks:
         spans = block.spans
         rows = np.flatnonzero(spans.kind == schema.STEP)
         rows = rows[np.isin(spans.step[rows], numbers)]
         at = np.searchsorted(numbers, spans.step[rows])
-        np.minimum.at(begin, at, spans.start[rows])
-        np.maximum.at(end, at, spans.end[rows])
-    return dict(zip(numbers.tolist(), (end - begin).tolist(), strict=True))
+        np.add.at(total, at, spans.end[rows] - spans.start[rows])
+        np.add.at(ranks, at, 1)
+    return dict(zip(numbers.tolist(), (total // np.maximum(ranks, 1)).tolist(), strict=True))
 
 
 def _duration_ns(bounds: Sequence[Mapping[int, tuple[int, int]]], step: int) -> int:

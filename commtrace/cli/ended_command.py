@@ -16,12 +16,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+from commtrace.cli.ending import ending_lines
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.recording import launchers
 from commtrace.recording.identity import RUN_ID_PLACE
 from commtrace.recording.installation import own_command
 from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN, segment_paths, write_exit
+from commtrace.trace.inputs import printable
 
 
 class EndedCommand(NamedTuple):
@@ -120,6 +122,8 @@ def _recorded(ended: EndedCommand, *, is_one_of_several: bool) -> Iterator[str]:
         ranks = runs[run_directory]
         number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
         yield f"\ncommtrace: recorded{number} in {run_directory}"
+        if not is_one_of_several:
+            yield from map(printable, ending_lines(run_directory))
         following = "doctor" if ended.exit_code else "summary"  # of a job that failed or hung, first why
         yield f"Next: {own_command()} {following} {shlex.quote(str(run_directory))}"
 

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.timeline import RankBoxes, Timeline, members, rank_label
+from commtrace.analysis.timeline import RankBoxes, Timeline, members, rank_label, step_durations
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
@@ -264,3 +264,15 @@ def test_a_communication_says_which_of_its_times_are_bounds() -> None:
     assert (known["start_exact"], known["end_exact"], known["transfer_exact"]) == ([1, 1], [0, 1], [0, 0])
     assert (late["start_exact"], late["end_exact"], late["transfer_exact"]) == ([1, 0], [0, 1], [0, 0])
     assert (known["wait"], late["wait"]) == ([0, 1], [0, -1])
+
+
+def test_the_lengths_of_steps_add_up_to_the_time_of_the_run() -> None:
+    """Rank 1 begins and ends each step 30 later than rank 0, so that from first begin to last end steps overlap."""
+    rows = {
+        rank: [span("step", 100 * step + late, 100 * step + 100 + late, step=step) for step in range(5)]
+        for rank, late in ((0, 0), (1, 30))
+    }
+    lengths = step_durations(make_run(rows), range(5))
+
+    assert list(lengths.values()) == [100] * 5
+    assert sum(lengths.values()) == 500

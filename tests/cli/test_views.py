@@ -18,10 +18,13 @@ from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.analysis.judged_run import RunTitle
 from commtrace.analysis.memory import RankMemory
 from commtrace.analysis.stragglers.lost_time import LostTime
+from commtrace.analysis.timeline import step_durations
+from commtrace.analysis.windows.run import open_run
 from commtrace.cli.head import print_head, when
 from commtrace.cli.main import app
 from commtrace.cli.views import critical_path_lines, lost_time_lines, memory_lines, together_line
 from commtrace.findings.finding import NOTHING_COSTS, Finding, Occurrence, Stretch, not_judged, ranked
+from commtrace.findings.formatting import format_time
 from tests.findings.reading import in_json, slow
 from tests.pipeline_factory import Clock, PipelineJob
 from tests.trace.rows import write_run
@@ -223,3 +226,21 @@ def test_the_cost_of_several_is_that_of_all_together(is_bound: bool, words: str)
     assert together_line([one, structs.replace(one, cost_is_bound=is_bound)], 3.3e6) == (
         f"Together they cost {words} per step."
     )
+
+
+def test_every_command_says_the_same_length_of_a_step(tmp_path: Path) -> None:
+    """Five of the steps take longer, so that mean and median differ."""
+    run, other = tmp_path / "runs" / "run", tmp_path / "runs" / "other"
+    for path in (run, other):
+        words("synth", "-o", path, "--pp", "2", "--dp", "2", "--num-steps", "24", "--fault", "slow-rank=1:2@10:15")
+    answer = json.loads(words("summary", run, "--json"))
+    step_ns = sum(rank["wall_ns"] for rank in answer["ranks"]) / len(answer["ranks"])
+    said = f"23 steps of {format_time(step_ns)}"
+
+    for command in ("summary", "straggler", "bandwidth", "pipeline"):
+        assert words(command, run).startswith(f"Run run · ended · 4 ranks on node0 · {said} ")
+    assert words("compare", run, other).count(said) == 2
+    assert words("list", run.parent).count(format_time(step_ns)) == 2
+    assert answer["critical_path"]["ns"] / 23 == pytest.approx(step_ns, rel=0.001)
+    lengths = step_durations(open_run(run).aligned, range(1, 24))
+    assert sum(lengths.values()) / 23 == pytest.approx(step_ns, rel=1e-6)

@@ -80,7 +80,7 @@ class RunSteps:
     step: Int64  # number
     launch: Int64  # number of earlier starts of the job
     start_ns: Int64  # epoch
-    duration_ns: Int64  # from the begin on the first rank to the end on the last one
+    duration_ns: Int64  # the mean over the ranks
     reason: Int64  # position in ``reasons`` of why the step does not count; −1 if it counts
     reasons: tuple[str, ...]
     events: tuple[Event, ...]  # in the order of their begins
@@ -116,9 +116,9 @@ def run_steps(launches: Sequence[LaunchTimes], choice: StepChoice, durations: Ma
     steps_of_launches = [launch.steps for launch in launches]
     launch = np.repeat([steps.launch for steps in steps_of_launches], [len(steps.step) for steps in steps_of_launches])
     columns = zip(
-        *((steps.step, steps.occurrence, steps.start_ns, steps.end_ns) for steps in steps_of_launches), strict=True
+        *((steps.step, steps.occurrence, steps.start_ns, steps.duration_ns) for steps in steps_of_launches), strict=True
     )
-    step, occurrence, start_ns, end_ns = (np.concatenate(column) for column in columns)
+    step, occurrence, start_ns, duration_ns = (np.concatenate(column) for column in columns)
     is_numbered = all(steps.is_numbered for steps in steps_of_launches)
     is_last = _is_last_attempt(step, launch, occurrence, is_numbered=is_numbered)
     newest = int(launch.max(initial=0))
@@ -134,7 +134,6 @@ def run_steps(launches: Sequence[LaunchTimes], choice: StepChoice, durations: Ma
         else:
             reason = choice.left_out.get(int(step[row]), NOT_CHOSEN)
         why[row] = reasons.setdefault(reason, len(reasons))
-    duration_ns = end_ns - start_ns
     known = np.array([durations.get(number, -1) for number in step[counts].tolist()], np.int64)
     duration_ns[counts] = np.where(known >= 0, known, duration_ns[counts])
     return RunSteps(

@@ -46,7 +46,7 @@ class RepeatedStep(NamedTuple):
 class LaunchSteps:
     """Every attempt of every step of one launch, by number and occurrence: columns of equal length.
 
-    A step lasts from its earliest begin on any rank to its latest end, epoch ns.
+    It begins on the first rank and ends on the last one, epoch ns; its length is the mean over the ranks.
     """
 
     launch: int  # number of earlier starts of the job
@@ -55,6 +55,7 @@ class LaunchSteps:
     occurrence: Int64  # number of earlier runs in this launch
     start_ns: Int64
     end_ns: Int64
+    duration_ns: Int64
 
     @classmethod
     def of(cls, launch: Run) -> LaunchSteps:
@@ -65,9 +66,8 @@ class LaunchSteps:
     def only(self, steps: Collection[int]) -> LaunchSteps:
         """Return the attempts of these steps."""
         rows = np.isin(self.step, [*steps])
-        return replace(
-            self, **{name: getattr(self, name)[rows] for name in ("step", "occurrence", "start_ns", "end_ns")}
-        )
+        names = ("step", "occurrence", "start_ns", "end_ns", "duration_ns")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
 
 _Times: TypeAlias = tuple[Int64, Int64, Int64, Int64]
@@ -84,14 +84,16 @@ def _times_of_block(launch: Run, block: Block) -> _Times:
     return number, np.arange(len(rows)) - first[which], spans.start[rows] + offset, spans.end[rows] + offset
 
 
-def _together(ranks: Sequence[_Times]) -> _Times:
-    """Return each attempt from its earliest begin to its latest end."""
+def _together(ranks: Sequence[_Times]) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+    """Return each attempt with its earliest begin, its latest end, and its mean length."""
     step, occurrence, start, end = (np.concatenate(columns) for columns in zip(*ranks, strict=True))
     first, which = grouped(pack((step, occurrence)))
     start_ns, end_ns = start[first], end[first]
     np.minimum.at(start_ns, which, start)
     np.maximum.at(end_ns, which, end)
-    return step[first], occurrence[first], start_ns, end_ns
+    total_ns = np.zeros(len(first), np.int64)
+    np.add.at(total_ns, which, end - start)
+    return step[first], occurrence[first], start_ns, end_ns, total_ns // np.bincount(which, minlength=len(first))
 
 
 def repeated_steps(launches: Sequence[LaunchSteps]) -> list[RepeatedStep]:
@@ -105,11 +107,11 @@ def repeated_steps(launches: Sequence[LaunchSteps]) -> list[RepeatedStep]:
     by_step: dict[int, list[Attempt]] = {number: [] for number in again.tolist()}
     for launch in sorted(comparable, key=lambda launch: launch.launch):
         repeated = launch.only(again.tolist())
-        for number, start, end in zip(
-            repeated.step.tolist(), repeated.start_ns.tolist(), repeated.end_ns.tolist(), strict=True
+        for number, start, duration in zip(
+            repeated.step.tolist(), repeated.start_ns.tolist(), repeated.duration_ns.tolist(), strict=True
         ):
             attempts = by_step[number]
-            attempts.append(Attempt(len(attempts) + 1, launch.launch, start, end - start))
+            attempts.append(Attempt(len(attempts) + 1, launch.launch, start, duration))
     return [RepeatedStep(number, tuple(attempts)) for number, attempts in by_step.items()]
 
 

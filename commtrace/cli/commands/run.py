@@ -53,7 +53,9 @@ def run(
 ) -> None:
     """Run a training command and record it; its script needs no change.
 
-    Every process of it that imports torch records. The exit code is the command's own; signals are passed on to it.
+    Every process of it that imports torch records. At the end, the state of the job and the findings that cost most are
+    told in three lines, if a second of computing is enough to find them. The exit code is the command's own; signals
+    are passed on to it.
     Every option sets the COMMTRACE_* variable of its name; docs/environment-variables.md has the others.
     """
     options = {

@@ -48,7 +48,7 @@ from commtrace.findings.status import FOUND
 from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.watch import Watch
-from commtrace.live.monitoring.window import ReportWindow
+from commtrace.live.monitoring.window import ReportWindow, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepExtras, SummaryInput, summarise
 from commtrace.live.summary import StepSummary
@@ -280,21 +280,32 @@ def live(case: Case, truth: Truth, run: Run) -> Answer:
     )
 
 
-def _joins(run: Run) -> Iterator[Join]:
+class Window(NamedTuple):
+    """What ranks report at the end of a window, and when the monitor compares, epoch seconds."""
+
+    reports: list[WindowReport]
+    joined_at: float
+
+
+def windows_of(run: Run, seconds: float = WINDOW_SECONDS) -> Iterator[Window]:
     """Hand the steps of all ranks to their windows, by a clock that shows the simulation's time."""
-    watch = Watch(run.world_size, WINDOW_SECONDS)
     ranks = [LiveRank(trace.metadata, Path("run")) for trace in run.ranks.values()]
     for rank, trace in zip(ranks, run.ranks.values(), strict=True):
         _tell(rank, trace)
     steps = [deque(steps_of(rank, run.ranks[rank.rank], run.names)) for rank in ranks]
     windows = [ReportWindow(rank) for rank in ranks]
-    for number in range(1, int(max(own[-1].summary.end_ns for own in steps) / 1e9 / WINDOW_SECONDS) + 1):
-        now_ns = round(number * WINDOW_SECONDS * 1e9)
+    for number in range(1, int(max(own[-1].summary.end_ns for own in steps) / 1e9 / seconds) + 1):
+        now_ns = round(number * seconds * 1e9)
         for window, own in zip(windows, steps, strict=True):
             while own and own[0].summary.end_ns <= now_ns:
                 window.add(*own.popleft())
-        at = now_ns / 1e9 + JOIN_DELAY_SECONDS
-        events = watch.join([window.close(number, now_ns) for window in windows], at)
+        yield Window([window.close(number, now_ns) for window in windows], now_ns / 1e9 + JOIN_DELAY_SECONDS)
+
+
+def _joins(run: Run) -> Iterator[Join]:
+    watch = Watch(run.world_size, WINDOW_SECONDS)
+    for reports, at in windows_of(run):
+        events = watch.join(reports, at)
         found = [_named_live(event.finding) for event in events if event.kind == FOUND]
         named = [_named_live(finding) for finding in watch.findings if finding.kind == SLOW]
         yield Join(at, named, found, [event.sentence for event in events])

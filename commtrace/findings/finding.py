@@ -54,6 +54,9 @@ _MOST_STEPS_NAMED: Final = 6
 
 MOST_SIGMAS: Final = 1000.0
 
+MOST_MEMBERS: Final = 16
+"""Limit of the members of a finding on a running job."""
+
 Nanoseconds = Annotated[float, Meta(ge=-1e18, le=1e18)]
 Hours = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Sigmas = Annotated[float, Meta(ge=0, le=MOST_SIGMAS)]

@@ -26,10 +26,9 @@ from commtrace.analysis.clocks.time_of_day import iso_utc
 from commtrace.config import MonitorConfig
 from commtrace.exporters.monitor.messages import MOST_BYTES, MOST_EVENTS, MonitorFindings
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.findings.finding import HANG, NOT_JUDGED, SILENT, Finding
+from commtrace.findings.finding import HANG, MOST_MEMBERS, NOT_JUDGED, SILENT, Finding
 from commtrace.findings.status import CLEARED, JobView, LiveEvent, MonitorStatus
 from commtrace.live.http.redaction import http_reason, redacted_url
-from commtrace.live.monitoring.slow_now import MOST_MEMBERS
 from commtrace.live.rank import LiveRank
 from commtrace.recording.options import PAGERDUTY, SLACK
 from commtrace.trace.files.safe_files import open_to_append, replace_file

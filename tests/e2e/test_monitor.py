@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, Completed, fork
@@ -166,6 +168,31 @@ def _job_steps_hold_the_steps_of_all_ranks(directory: Path) -> None:
             assert int(job_step["startTimeUnixNano"]) == min(int(span["startTimeUnixNano"]) for span in steps)
             assert int(job_step["endTimeUnixNano"]) == max(int(span["endTimeUnixNano"]) for span in steps)
     assert num_complete >= 20
+
+
+def test_a_rank_that_is_slow_in_a_few_steps_is_named_once_with_these_steps(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", 120, COMMTRACE_MONITOR_SECONDS="2")
+    try:
+        job.wait_until_it_trains()
+        time.sleep(2)
+        job.slow.write_text("2 3.0")
+        time.sleep(1.0)  # about three steps, of 320 ms
+        job.slow.unlink()
+        found = job.wait_for("found", 40)["finding"]
+        stands = [one["id"] for one in job.status()["findings"] if one["kind"] == "slow"]
+    finally:
+        job.slow.with_name("stop").touch()
+        job.join()
+    assert job.completed is not None
+    assert job.completed.returncode == 0, job.completed.stdout
+    assert (found["ranks"], found["cause"], stands) == ([2], "unknown", [found["id"]])
+    analysis = analyse(tmp_path / "run")
+    (recorded,) = [one for one in find_stragglers(analysis.run, analysis.matches).slow if one.ranks == (2,)]
+    assert (found["id"], found["who"]) == (recorded.id, recorded.who)
+    assert recorded.occurrence is not None
+    struck = recorded.occurrence.steps
+    assert set(found["occurrence"]["steps"]) <= set(struck)
+    assert [event["kind"] for event in job.events()] == ["found"]
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])

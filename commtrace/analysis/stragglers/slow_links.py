@@ -154,7 +154,8 @@ def slow_links(
     """Find slow communication, and what the job would save without it.
 
     Links of ``slow_ranks`` are not judged: these ranks may serve their communications late. ``others`` is the scenario
-    without earlier findings; ``usual`` is the job when it is healthy; ``is_cut`` cuts the run where links change.
+    without earlier findings; ``usual`` is the job when it is healthy; ``is_cut`` cuts the run where links change, and
+    looks for links that are slow in a few of its steps.
     """
     transfers = _transfers_of(work)
     if transfers is None:
@@ -180,7 +181,7 @@ def slow_links(
             findings.append(_finding(transfers, found[costliest.stretch], costliest.suspicion, cost))
             named += own
     normal = _normal_links(found, named)
-    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks)
+    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks) if is_cut else []
     findings += [one.finding for one in in_few_steps]
     normal += Scenario(transfers=tuple(one.rule for one in in_few_steps))
     if not findings:
@@ -216,7 +217,8 @@ def _slow_in_few_steps(
     is_known = np.isfinite(typical) & ~touches_slow & ~np.logical_or.reduce([links.is_slow for links in found])
     scatter = MAD_TO_SIGMA * nan_median(np.abs(per_step - typical[:, np.newaxis]))
     least = np.maximum((1 + LINKS.share) * typical, typical + STRUCK * scatter)
-    is_struck = is_known[:, np.newaxis] & (np.nan_to_num(per_step) > np.nan_to_num(least)[:, np.newaxis])
+    least_ns = np.nan_to_num(least)[:, np.newaxis] * _slowdown_of_all(per_step, typical)
+    is_struck = is_known[:, np.newaxis] & (np.nan_to_num(per_step) > least_ns)
     steps: dict[Suspicion, set[int]] = {}
     for first, last in runs_of(np.flatnonzero(is_struck.any(axis=0)).tolist()):
         is_slow = is_struck[:, first : last + 1].mean(axis=1) >= _OFTEN
@@ -244,6 +246,16 @@ def _slow_in_few_steps(
             named = _finding(transfers, links, suspicion, cost)
             slow.append(_FewSteps(replace_fields(named, occurrence=cost.when if cost.when.is_rare else None), rule))
     return slow
+
+
+def _slowdown_of_all(per_step: Float64, typical: Float64) -> Float64:
+    """Return the multiple of its typical time that even a fast link takes, in each step; at least 1."""
+    # A busy machine delays the communications of all links, for several steps in a row: no single one is at fault.
+    relative = per_step / np.maximum(typical, 1.0)[:, np.newaxis]
+    is_known = np.isfinite(relative).any(axis=0)
+    slowdown = np.ones(per_step.shape[1])
+    slowdown[is_known] = np.nanpercentile(relative[:, is_known], FAST_PERCENTILE, axis=0)
+    return np.maximum(slowdown, 1.0)
 
 
 def _healthy(transfers: LinkTransfers, found: _Links) -> dict[LinkTraffic, float]:

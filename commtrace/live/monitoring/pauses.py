@@ -17,9 +17,9 @@ from commtrace.analysis.stragglers.normal import Work
 from commtrace.analysis.stragglers.pauses import PausesOf, judge_on_purpose, judge_pauses
 from commtrace.analysis.stragglers.places import RankPlace, format_place, group_by_place
 from commtrace.findings.causes import MEANT, PAUSES, advice
-from commtrace.findings.finding import SLOW, Finding, Member, Occurrence, finding_id
+from commtrace.findings.finding import MOST_MEMBERS, SLOW, Finding, Member, Occurrence, finding_id
 from commtrace.live.monitoring.since import Since
-from commtrace.live.monitoring.slow_now import MOST_MEMBERS, format_rank
+from commtrace.live.monitoring.slow_now import format_rank
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport
 
 _WINDOWS_OF_PAUSES: Final = 15

@@ -49,6 +49,7 @@ from commtrace.findings.finding import Finding, ranked
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
+from commtrace.live.monitoring.some_steps import FaultsOfSomeSteps
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -85,12 +86,16 @@ class ReplayedSamples(NamedTuple):
 class SampledReplay:
     """Prepares the sampled steps of all ranks for a replay. A failure here does not keep ranks from being named."""
 
-    def __init__(self, world_size: int, thread_seconds: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self, world_size: int, seconds: float = 4.0, thread_seconds: Callable[[], float] = time.thread_time
+    ) -> None:
         self._steps = SampledSteps(world_size)
+        self._some_steps = FaultsOfSomeSteps(world_size, seconds)
         self._thread_seconds = thread_seconds
         self._next_at = 0.0
         self._is_off = False
         self._is_lost_off = False
+        self._is_some_steps_off = False
         self._is_refused = False
 
     @property
@@ -130,6 +135,25 @@ class SampledReplay:
             return ()
         finally:
             self._next_at += (self._thread_seconds() - begin) / _MOST_OF_A_CORE
+
+    def look_for_faults_of_some_steps(self, now: float) -> None:
+        """Look for them in the steps that are kept, if new ones are long. Its time counts as that of a replay."""
+        if self._is_some_steps_off:
+            return
+        begin = self._thread_seconds()
+        try:
+            self._some_steps.look(self._steps, now)
+        except Exception:
+            self._is_some_steps_off = True
+            _logger.warning(
+                "commtrace: the monitor no longer looks for faults of some steps; all else goes on", exc_info=True
+            )
+        finally:
+            self._next_at += (self._thread_seconds() - begin) / _MOST_OF_A_CORE
+
+    def faults_of_some_steps(self, now: float) -> tuple[Finding, ...]:
+        """Return those that are known at ``now``."""
+        return self._some_steps.known(now)
 
     def _take(self, reports: Sequence[WindowReport]) -> None:
         gil_yield = GilYield()

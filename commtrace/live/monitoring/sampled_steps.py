@@ -24,15 +24,21 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, RowBatch, Spans
 
-MOST_STEPS: Final = 16
-"""Limit per window: all steps if they take a quarter of a second or more."""
+MOST_STEPS: Final = 32
+"""Limit per window: all steps if they take an eighth of a second or more."""
+
+MOST_REPLAYED: Final = 16
+"""Limit per window of the steps that are replayed in any case."""
 
 FEWEST_STEPS: Final = 8
 """Older steps are added to fewer: nothing would stand out of the noise between steps."""
 
-_MOST_ROWS_OF_RANK: Final = 4_000
+_MOST_ROWS_OF_RANK: Final = 10_000
 _MOST_ROWS_OF_JOB: Final = 200_000
-"""Limits per window: the monitor keeps the rows, 160 bytes each, and replays them beside training."""
+"""Limits per window: the monitor keeps the rows, 160 bytes each, and replays some of them beside training."""
+
+_MOST_KEPT: Final = 2
+"""The rows that are kept fill so many windows of these limits."""
 
 _MOST_BYTES: Final = 128 * 1024
 _MOST_GROUPS: Final = 64
@@ -96,16 +102,28 @@ class StepSampler:
             return
         self._steps.append((step, _replayed(rows)))
         while len(self._steps) > MOST_STEPS or sum(len(own) for _, own in self._steps) > self._most_rows:
-            self._stride *= 2
-            self._steps = [(step, own) for step, own in self._steps if step % self._stride == 0]
-            if self._stride > _LARGEST_STRIDE:
-                self._steps.clear()  # a single step has too many rows
+            self._draw()
+
+    def _draw(self) -> None:
+        """Leave out every second step."""
+        self._stride *= 2
+        self._steps = [(step, own) for step, own in self._steps if step % self._stride == 0]
+        if self._stride > _LARGEST_STRIDE:
+            self._steps.clear()  # a single step has too many rows
 
     def take(self) -> StepSample | None:
         """Return the sample of the steps so far, and begin the next one; None if there is nothing to send."""
-        steps, rank = self._steps, self._rank
+        sample = None
+        while sample is None and self._steps:
+            sample = self._sample()
+            self._draw()
         self._begin_anew()
-        batch = RowBatch(row for _, own in steps for row in own)
+        return sample
+
+    def _sample(self) -> StepSample | None:
+        """Return the sample of the present steps; None if it is too large."""
+        rank = self._rank
+        batch = RowBatch(row for _, own in self._steps for row in own)
         if not batch:
             return None
         columns = np.array([getattr(batch.columns, name) for name in DTYPE_OF_COLUMN], np.int64)
@@ -138,6 +156,15 @@ class _RankSteps(NamedTuple):
 
     trace: RankTrace
     steps: Int64
+    step_ns: Int64  # their durations
+
+
+class StepDurations(NamedTuple):
+    """How long the steps that all ranks sent, and that are still kept, took."""
+
+    steps: Int64  # ascending
+    ns: Int64  # shape (ranks, steps)
+    first_step: int  # of the job, in which it warms up
 
 
 class SampledSteps:
@@ -163,38 +190,59 @@ class SampledSteps:
             parallel=sample.parallel,
             topology={"first_step": sample.first_step},
         )
-        steps = np.unique(spans.step[spans.kind == schema.STEP]).astype(np.int64)
-        self._sampled.setdefault(rank, deque(maxlen=_MOST_WINDOWS)).append(_RankSteps(trace, steps))
+        rows = spans.kind == schema.STEP
+        steps, which = np.unique(spans.step[rows], return_inverse=True)
+        step_ns = np.zeros(len(steps), np.int64)
+        np.maximum.at(step_ns, which.reshape(-1), (spans.end - spans.start)[rows])
+        windows = self._sampled.setdefault(rank, deque(maxlen=_MOST_WINDOWS))
+        windows.append(_RankSteps(trace, steps.astype(np.int64), step_ns))
+        self._forget_oldest(windows)
 
     def newest_run(self) -> Run | None:
         """Return the new steps since the last call, with older ones if these are few; None without new ones of all.
 
-        The run has ``FEWEST_STEPS`` to twice ``MOST_STEPS`` steps, each sent by every rank.
+        The run has ``FEWEST_STEPS`` to twice ``MOST_REPLAYED`` steps, each sent by every rank.
         """
-        if len(self._sampled) < self._world_size:
-            return None
         common = self._common_steps()
-        new = common[common > self._newest_judged][-2 * MOST_STEPS :]
+        new = common[common > self._newest_judged]
         if not len(new) or len(common) < FEWEST_STEPS:
             return None
-        chosen = new if len(new) >= FEWEST_STEPS else common[-FEWEST_STEPS:]
         self._newest_judged = int(new[-1])
         self.windows = sum(bool(np.isin(own.steps, new).any()) for own in next(iter(self._sampled.values())))
-        ranks = {rank: _joined(self._sampled[rank], chosen) for rank in sorted(self._sampled)}
-        self._forget_before(int(common[-FEWEST_STEPS]))
+        new, stride = new[-2 * MOST_STEPS :], 1
+        while len(new) > min(self.windows, 2) * MOST_REPLAYED:
+            stride *= 2
+            new = new[new % stride == 0]
+        return self.run_of(new if len(new) >= FEWEST_STEPS else common[-FEWEST_STEPS:])
+
+    def run_of(self, steps: Int64) -> Run:
+        """Return some of the steps that all ranks sent as a run."""
+        ranks = {rank: _joined(self._sampled[rank], steps) for rank in sorted(self._sampled)}
         return Run(Path(), ranks, list(self._names))
 
+    def durations(self) -> StepDurations:
+        """Return how long all steps took that are kept; none before every rank has sent some."""
+        common = self._common_steps()
+        ns = [_durations(self._sampled[rank], common) for rank in sorted(self._sampled)]
+        first = min((windows[-1].trace.first_step for windows in self._sampled.values()), default=0)
+        return StepDurations(common, np.array(ns, np.int64).reshape(len(ns), len(common)), first)
+
     def _common_steps(self) -> Int64:
+        if len(self._sampled) < self._world_size:
+            return np.zeros(0, np.int64)
         common: Int64 | None = None
         for windows in self._sampled.values():
             own = np.unique(np.concatenate([one.steps for one in windows]))
             common = own if common is None else np.intersect1d(common, own, assume_unique=True)
         return np.zeros(0, np.int64) if common is None else common
 
-    def _forget_before(self, step: int) -> None:
-        for windows in self._sampled.values():
-            while len(windows) > 1 and int(windows[0].steps.max(initial=-1)) < step:
-                windows.popleft()
+    def _forget_oldest(self, windows: deque[_RankSteps]) -> None:
+        most_rows = _MOST_KEPT * most_rows_of_rank(self._world_size)
+        rows = sum(len(one.trace.spans) for one in windows)
+        steps = sum(len(one.steps) for one in windows)
+        while rows > most_rows and steps - len(windows[0].steps) >= FEWEST_STEPS:
+            rows, steps = rows - len(windows[0].trace.spans), steps - len(windows[0].steps)
+            windows.popleft()
 
     def _spans_of(self, sample: StepSample) -> Spans:
         width = len(DTYPE_OF_COLUMN) * 8
@@ -245,6 +293,14 @@ class SampledSteps:
             self._members_left -= len(ranks)
             self._members[key] = tuple(ranks)
         return Group(sent.id, self._members[key], sent.ordinal, sent.role)
+
+
+def _durations(windows: Iterable[_RankSteps], steps: Int64) -> Int64:
+    """Return those of ``steps``, all of which the windows hold."""
+    parts = list(windows)
+    numbers, ns = (np.concatenate(column) for column in zip(*((one.steps, one.step_ns) for one in parts), strict=True))
+    order = np.argsort(numbers, kind="stable")
+    return np.asarray(ns[order][np.searchsorted(numbers[order], steps, side="right") - 1])
 
 
 def _joined(windows: Iterable[_RankSteps], steps: Int64) -> RankTrace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from commtrace.analysis.stragglers.evidence import (
     ONLY_PHASE,
@@ -28,13 +28,10 @@ from commtrace.analysis.stragglers.microbatches import (
 from commtrace.analysis.stragglers.places import RankPlace, format_place, group_by_place
 from commtrace.analysis.stragglers.slow_ranks import WORK
 from commtrace.findings.causes import CAUSES, OF_DIVISION, PAUSES, RANKS, advice
-from commtrace.findings.finding import SLOW, Finding, Member, Norm, finding_id
+from commtrace.findings.finding import MOST_MEMBERS, SLOW, Finding, Member, Norm, finding_id
 from commtrace.live.monitoring.sampled_replay import Price, Priced
 from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.window import WORK as WORDS
-
-MOST_MEMBERS: Final = 16
-"""Limit of the members in a finding."""
 
 
 class RankReplays(NamedTuple):

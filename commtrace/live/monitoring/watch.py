@@ -26,7 +26,7 @@ from commtrace.analysis.stragglers.limits import (
 from commtrace.analysis.stragglers.places import RankPlace
 from commtrace.analysis.stragglers.search import NO_PEERS
 from commtrace.findings.causes import JOB
-from commtrace.findings.finding import Finding, not_judged, ranked
+from commtrace.findings.finding import MOST_MEMBERS, Finding, not_judged, ranked
 from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.device_readings import DeviceReadings
 from commtrace.live.monitoring.past import JobPast
@@ -34,7 +34,8 @@ from commtrace.live.monitoring.pauses import PauseMemory
 from commtrace.live.monitoring.reporting import ReportingRanks
 from commtrace.live.monitoring.sampled_replay import Priced, ReplayedSamples, SampledReplay, price
 from commtrace.live.monitoring.since import Since
-from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, finding_of, sets_now
+from commtrace.live.monitoring.slow_now import SlowNow, finding_of, sets_now
+from commtrace.live.monitoring.some_steps import ToldFaults
 from commtrace.live.monitoring.standing import StandingFindings
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.monitoring.window_table import WindowTable
@@ -109,8 +110,9 @@ class Watch:
         self._history = WorkHistory(world_size)
         self._ranks = StandingFindings(windows_to_name=1, are_dated=True)
         self._memory = PauseMemory(world_size)
-        self._pauses = StandingFindings(windows_to_name=1)
-        self._replay = SampledReplay(world_size)
+        self._now_and_then = StandingFindings(windows_to_name=1)
+        self._replay = SampledReplay(world_size, seconds)
+        self._told = ToldFaults()
         self._past = JobPast()
         self._job_wide = StandingFindings(WINDOWS_TO_NAME)
         self._lost: tuple[Finding, ...] = ()
@@ -120,7 +122,7 @@ class Watch:
     def findings(self) -> tuple[Finding, ...]:
         """Return what holds now, and what could not be judged if that lasts, in the order of ``findings.ranked``."""
         reasons = dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting))
-        named = [*self._ranks.named, *self._pauses.named, *self._job_wide.named]
+        named = [*self._ranks.named, *self._now_and_then.named, *self._job_wide.named]
         return ranked([*self.reporting.findings, *named, *self._lost, *(not_judged(JOB, reason) for reason in reasons)])
 
     def join(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
@@ -156,10 +158,10 @@ class Watch:
         no_peers = not table.has_peers and len(reports) == self._world_size > 1
         why = (not_told(self.classes),) if self.classes else (NO_PEERS,) if no_peers else ()
         self._undecided.see((*why, *table.judged.undecided))
-        for index, report in enumerate(reports):
+        for index, (report, is_slow) in enumerate(zip(reports, table.is_slow.tolist(), strict=True)):
             self._places[report.rank] = RankPlace(report.host, report.tensor_group)
             if table.is_known[index]:  # else it has no peer: the last judgement stands
-                self._suspect(table, index, report, now)
+                self._suspect(table, index, report, now, is_slow=is_slow)
         self._date(table)
         steps = self._replay.newest(reports, now)
         priced = None if steps is None else self._priced(steps, table)
@@ -167,13 +169,16 @@ class Watch:
         # Of fewer steps, the noise between them is not known, as in a recording.
         are_enough = min(self._work[report.rank].steps for report in reports) >= Thresholds().fewest_steps
         events = self._ranks.join(self._slow_sets() if are_enough else [], now, device)
-        pauses = self._memory.take(reports)
-        events += self._pauses.join(pauses if are_enough else [], now, device)
         if priced is not None:
             self._undecided_of_steps.see(priced.undecided, self._replay.windows)
             job_wide = [self._of_replay(finding, reports, now) for finding in priced.of_no_rank]
             windows = self._replay.windows
             events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
+            self._replay.look_for_faults_of_some_steps(now)
+        self._told.tell([*self._ranks.named, *self._job_wide.named], max(report.last_step for report in reports))
+        pauses = self._memory.take(reports)
+        now_and_then = [*pauses, *self._told.new(self._replay.faults_of_some_steps(now), pauses)]
+        events += self._now_and_then.join(now_and_then if are_enough else [], now, device)
         self._lose(steps, now)
         return events
 
@@ -189,9 +194,9 @@ class Watch:
             return table
         return table.with_lasting(np.array([memory.windows for memory in memories]))
 
-    def _suspect(self, table: WindowTable, index: int, report: WindowReport, now: float) -> None:
+    def _suspect(self, table: WindowTable, index: int, report: WindowReport, now: float, *, is_slow: bool) -> None:
         known = self._suspicions.get(report.rank)
-        if table.judged.is_slow[index]:
+        if is_slow:
             if known is None:
                 self._suspicions[report.rank] = _Suspicion(table.slow(index, self._in_window(report, now)))
             else:

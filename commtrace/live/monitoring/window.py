@@ -112,6 +112,14 @@ class WindowReport:
         return work
 
     @property
+    def newest_ns(self) -> float:
+        """Return the work without pauses in the newer half of the steps."""
+        newest = self.work_sums[len(self.work_sums) // 2 :]
+        if not newest:
+            return sum(self.steady_ns)
+        return sum(one.work_ns for one in newest) / sum(one.steps for one in newest)
+
+    @property
     def first_step(self) -> int:
         """Return the first step that ended in the window."""
         return self.work_sums[0].step if self.work_sums else self.last_step - self.steps + 1

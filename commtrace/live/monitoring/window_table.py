@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -15,12 +16,16 @@ from commtrace.live.monitoring.slow_now import SlowNow
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.trace.spans import Bool, Int64
 
+_STILL: Final = 0.5
+"""Share of its excess that a rank must have in the newer half of a window."""
+
 
 @dataclass(frozen=True, slots=True)
 class WindowTable:
     """The reports of a window in columns; times in ns per step, pauses left out of the work."""
 
     work: Float64
+    newest: Float64  # all work, in the newer half of the steps
     waiting: Float64
     compared: Work
     judged: Judged
@@ -40,7 +45,8 @@ class WindowTable:
             before_ns=np.array(healthy_ns),
         )
         waiting = np.array([report.waiting_ns for report in reports], np.float64)
-        return cls(work, waiting, compared, judge(compared, LIVE))
+        newest = np.array([report.newest_ns for report in reports], np.float64)
+        return cls(work, newest, waiting, compared, judge(compared, LIVE))
 
     def with_lasting(self, windows: Float64) -> WindowTable:
         """Return it with the ranks that stand out only over several windows.
@@ -71,6 +77,16 @@ class WindowTable:
     @property
     def is_clear(self) -> Bool:
         return np.asarray(np.nan_to_num(self.judged.excess_ns) < CLEARED_BELOW * self.judged.limit_ns)
+
+    @property
+    def is_slow(self) -> Bool:
+        """Return which ranks are slow, and still so in the newer half of the steps: a few long steps may be over."""
+        still = np.zeros(len(self.total))
+        for stage in np.unique(self.stage).tolist():
+            own = self.stage == stage
+            normal = self.newest[own & self.judged.is_normal]
+            still[own] = self.newest[own] - (np.median(normal) if len(normal) else 0.0)
+        return np.asarray(self.judged.is_slow & (still >= _STILL * np.nan_to_num(self.judged.excess_ns)))
 
     @property
     def is_normal(self) -> Bool:

@@ -132,3 +132,14 @@ def test_the_share_of_what_strikes_is_of_the_mean_step_as_its_cost_is() -> None:
 
     assert finding.share is not None
     assert finding.gpu_hours_per_day == pytest.approx(finding.share * 24 * 16)
+
+
+def test_communications_that_are_slow_everywhere_in_some_steps_name_no_link() -> None:
+    """As on a busy machine: a job with a single group cannot tell that from a slow link."""
+    assert found(["slow-link=2:6@10:14"], dp=4, steps=30, sequence=8192).slow == ()
+
+
+def test_a_network_between_hosts_that_is_slow_in_some_steps_is_named_beside_quick_groups_on_each_host() -> None:
+    (finding,) = found(["slow-network=1:6@10:14"], **TWO_HOSTS).slow
+
+    assert (finding.place, finding.cause, stretches(finding)) == ("network", "communication", [(10, 13)])

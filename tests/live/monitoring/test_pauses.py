@@ -42,7 +42,7 @@ def test_one_that_saves_once_is_named_at_once_and_no_longer() -> None:
     assert (one.cause, one.ranks, one.who) == ("checkpoint", (2,), "rank 2 on node0")
     assert one.cost_ns == pytest.approx(8_000 * MS / 16)
     assert one.share == pytest.approx(1)
-    assert one.line() == "rank 2 on node0, checkpoint: once, in step 12: 8.0 s"
+    assert one.line() == "rank 2 on node0, checkpoint: once, in step 12: 8.0 s (100.0%)"
     assert (one.since_step, one.since_ns) == (12, 6_000 * MS)
 
 
@@ -51,7 +51,7 @@ def test_pauses_that_come_back_cost_what_they_take_from_one_to_the_next() -> Non
     found_by_window = joined({1: [(step, 500) for step in range(5, 80, 10)]}, "gc", 9)
     costs = [[round((one.cost_ns or 0) / MS, 1) for one in found] for found in found_by_window]
     assert costs == [[], [], [], [], [], [], [50.0], [50.0], [50.0]]
-    assert found_by_window[6][0].format_cost() == "in 6 of 56 steps (5, 15, 25, 35, 45, 55): 3.0 s in all"
+    assert found_by_window[6][0].format_cost() == "in 6 of 56 steps (5, 15, 25, 35, 45, 55): 3.0 s in all (10.0%)"
     assert found_by_window[6][0].since_ns == 2_500 * MS
 
 
@@ -78,7 +78,7 @@ def test_ranks_that_pause_in_the_same_steps_are_one_and_cost_what_one_of_them_do
     _, (one,), _ = joined({1: [(12, 4_000)], 2: [(12, 8_000)]}, "checkpoint", 3)
     assert [(member.rank, member.excess_ns * 16 / MS) for member in one.members] == [(2, 8_000), (1, 4_000)]
     assert one.cost_ns == pytest.approx(8_000 * MS / 16)
-    assert one.format_cost() == "once, in step 12: 12 s"
+    assert one.format_cost() == "once, in step 12: 12 s (100.0%)"
 
 
 @pytest.mark.parametrize(("others", "is_named"), [((), True), ((20,), False)])

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from commtrace.live.monitoring import sampled_steps
 from commtrace.live.monitoring.sampled_steps import MOST_STEPS, SampledSteps, SampleError, StepSample, StepSampler
 from commtrace.live.monitoring.wire_types import RankRange, WireGroup
 from commtrace.live.rank import LiveRank
@@ -85,9 +86,50 @@ def test_no_more_rows_are_told_than_the_monitor_of_a_large_job_can_replay() -> N
     assert [one.steps.tolist() for one in steps._sampled[0]] == [[0, 16, 32, 48]]
 
 
+def test_of_rows_that_fill_more_than_a_message_every_second_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sampled(0, range(16))
+    monkeypatch.setattr(sampled_steps, "_MOST_BYTES", len(whole.rows) - 1)
+    steps = SampledSteps(OF_THE_JOB)
+    steps.take(0, "node1", sampled(0, range(16)))
+    assert [one.steps.tolist() for one in steps._sampled[0]] == [list(range(0, 16, 2))]
+
+
+def test_no_more_steps_are_replayed_than_before_if_more_are_told() -> None:
+    steps = SampledSteps(OF_THE_JOB)
+    for rank in (0, 1):
+        steps.take(rank, "node1", sampled(rank, range(30)))
+    run = steps.newest_run()
+    assert run is not None
+    assert np.unique(run.ranks[0].spans.step).tolist() == list(range(0, 30, 2))
+    assert steps.durations().steps.tolist() == list(range(30))
+
+
+def test_durations_are_those_of_steps_that_all_ranks_told() -> None:
+    steps = SampledSteps(OF_THE_JOB)
+    assert steps.durations().steps.tolist() == []
+    steps.take(0, "node1", sampled(0, range(4, 12)))
+    assert steps.durations().steps.tolist() == []
+    steps.take(1, "node1", sampled(1, range(6, 14)))
+    durations = steps.durations()
+    assert durations.steps.tolist() == list(range(6, 12))
+    assert durations.ns.tolist() == [[100 * MS] * 6] * 2
+    assert durations.first_step == 3
+
+
+def test_the_oldest_rows_are_forgotten_but_for_those_of_eight_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled_steps, "_MOST_ROWS_OF_RANK", 30)
+    steps = SampledSteps(OF_THE_JOB)
+    for first in range(0, 50, 10):
+        steps.take(0, "node1", sampled(0, range(first, first + 10)))  # 3 rows a step
+    assert [one.steps.tolist() for one in steps._sampled[0]] == [list(range(30, 40)), list(range(40, 50))]
+    for first in range(50, 60, 2):
+        steps.take(0, "node1", sampled(0, range(first, first + 2)))
+    assert [int(one.steps[0]) for one in steps._sampled[0]] == [40, 50, 52, 54, 56, 58]
+
+
 def test_a_step_with_too_many_rows_is_not_told() -> None:
     sampler = StepSampler(live_rank(0))
-    sampler.add(0, [row(step=0)] * 5_000)
+    sampler.add(0, [row(step=0)] * 11_000)
     assert sampler.take() is None
 
 

@@ -12,6 +12,7 @@ from commtrace.findings.finding import NOT_JUDGED, SILENT, SLOW, Finding
 from commtrace.findings.status import CHANGED, CLEARED, FOUND, LiveEvent
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay
 from commtrace.live.monitoring.watch import Watch
+from commtrace.live.monitoring.window import WorkSum
 from commtrace.trace.metadata import DeviceState
 from tests.live.monitoring.window_reports import MS, SECONDS, report
 
@@ -479,3 +480,16 @@ def test_a_window_of_10_000_ranks_is_joined() -> None:
         events += watch.join(reports, now=window * SECONDS)
         assert time.perf_counter() - begin < 20  # ten times what is wanted: a busy machine must not fail it
     assert [event.finding.rank for event in events] == [4321]
+
+
+def test_a_rank_whose_long_steps_are_over_in_the_second_window_is_not_named() -> None:
+    """Its mean is too long in two windows in a row, by three steps: that is no rank that is slow now."""
+    watch = Watch(8, SECONDS)
+    for window, long_steps in enumerate([range(38, 40), range(40, 41), range(0), range(0)]):
+        reports = []
+        for rank in range(8):
+            steps = range(40 * window, 40 * window + 40)
+            ms = [570 if rank == 5 and step in long_steps else 70 for step in steps]
+            work_sums = tuple(WorkSum(step, 1, own * MS, 0) for step, own in zip(steps, ms, strict=True))
+            reports.append(report(rank, window, (sum(ms) / 40 - 10, 5, 0, 5), work_sums=work_sums))
+        assert watch.join(reports, now=(window + 1) * SECONDS) == []

@@ -133,8 +133,10 @@ function evidenceIn(panel: TimelinePanel | null, steps: ReadonlyMap<number, numb
     lookAt,
     heatMap: null as ((finding: Finding) => void) | null,
     show: async (finding: Finding) => {
-      views.show(isInTimeline(finding) && panel ? FIRST : numbersOn(finding));
-      if (isInTimeline(finding)) await lookAt(finding);
+      const isShown = panel !== null && isInTimeline(finding);
+      views.show(isShown ? FIRST : numbersOn(finding));
+      if (!isShown) return;
+      await lookAt(finding);
       byId("stage").scrollIntoView({ block: "nearest" });
     },
     others(finding: Finding): [string, () => void][] {
@@ -156,7 +158,7 @@ function leadsTo(panel: TimelinePanel | null, run: RunData, views: Views): Leads
   const known = new Set(run.can_show);
   const toTimeline = () => {
     views.show(FIRST);
-    byId("stage").scrollIntoView({ block: "nearest" });
+    byId("timeline-section").scrollIntoView({ block: "nearest" });
   };
   return {
     rank: (rank) => {

@@ -90,6 +90,9 @@ def test_the_row_of_the_costliest_finding_is_shown_and_marked_to_begin_with(open
     red, green, blue, _ = opened.page.evaluate(edge)
 
     assert red > 1.5 * max(green, blue)
+    opened_finding = opened.page.locator(".finding.open")
+    assert opened_finding.locator(".what").inner_text().startswith(f"rank {SLOW_RANK} on ")
+    assert opened_finding.locator(".links button").all_inner_texts() == ["Heat map", "Findings"]
 
 
 def test_a_click_on_a_finding_shows_its_step_its_rank_and_its_evidence(opened: Reader, summary: Summary) -> None:

@@ -207,6 +207,8 @@ def test_a_command_that_is_to_be_copied_is_not_broken() -> None:
     text = head(hang, loss("transfer", 9))
     assert "Rank 1 has not arrived." in text.splitlines()[1]
     assert f"  commtrace doctor {path}" in text.splitlines()
+    assert "exposed communication" not in text, "of a job that does not go on it is no matter"
+    assert "exposed communication" in head(hang, loss("transfer", 9), details=True)
 
 
 def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> None:

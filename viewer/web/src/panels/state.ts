@@ -22,8 +22,15 @@ export interface Evidence {
   all(): void;
 }
 
-/** Shows the state of the job and its findings; returns what marks a finding as the one that is looked at. */
-export function showState(summary: Summary, evidence: Evidence): (finding: Finding | null) => void {
+/** The findings beside every view, one of which is open. */
+export interface OpenFinding {
+  open(finding: Finding): void;
+  /** Offers the places that have come since the open one was opened. */
+  refresh(): void;
+}
+
+/** Shows the state of the job and its findings. */
+export function showState(summary: Summary, evidence: Evidence): OpenFinding {
   const heading = byId("state-heading");
   const { words, level } = judgement(summary);
   const badge = element("span", summary.state || "recorded", level === "bad" ? "badge bad" : "badge");
@@ -39,7 +46,8 @@ export function showState(summary: Summary, evidence: Evidence): (finding: Findi
     more.replaceChildren(all);
     more.hidden = false;
   }
-  return (chosen) => {
+  let chosen: Finding | null = null;
+  const refresh = () => {
     for (const [finding, node] of cards) {
       const isOpen = finding === chosen;
       node.classList.toggle("open", isOpen);
@@ -47,6 +55,13 @@ export function showState(summary: Summary, evidence: Evidence): (finding: Findi
       node.querySelector<HTMLElement>(".behind")!.hidden = !isOpen;
       if (isOpen) node.querySelector(".links")!.replaceChildren(...evidence.others(finding).map(linkTo));
     }
+  };
+  return {
+    refresh,
+    open: (finding) => {
+      chosen = finding;
+      refresh();
+    },
   };
 }
 

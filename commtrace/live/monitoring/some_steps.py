@@ -40,6 +40,9 @@ _LONGER: Final = LONG_STEP / 2
 _DOUBLINGS: Final = 8
 _LEVELS: Final = _LONGER * 2.0 ** np.arange(_DOUBLINGS)
 
+_HELD_UP: Final = 1.0
+"""A busy machine holds up a process for a part of a step, outside of any phase, as while a job begins."""
+
 _NEARLY_ALL: Final = 0.9
 _MOST_TOLD: Final = 64
 
@@ -184,12 +187,17 @@ def _judged(run: Run, step_ns: float) -> Iterator[Finding]:
         has_place = finding.place != RANKS or len(finding.ranks) == 1
         # Nor is a link compared with other links in a stretch that is cut off.
         has_place &= finding.cause != COMMUNICATION or finding.occurrence is not None
-        if finding.ranks and is_unmeant and has_place and costs and min(costs) >= LONG_STEP * step_ns:
+        if finding.ranks and is_unmeant and has_place and costs and min(costs) >= _least_share(finding.cause) * step_ns:
             yield replace(
                 finding,
                 occurrence=finding.occurrence or _occurrence(finding, steps),
                 members=finding.members[:MOST_MEMBERS],
             )
+
+
+def _least_share(cause: str) -> float:
+    """Return the share of a typical step that each of the steps must cost."""
+    return _HELD_UP if cause == "unknown" else LONG_STEP
 
 
 def _are_all_of_few(finding: Finding, steps: Int64) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,13 @@ def test_all_pages_are_on_the_site(site: Path) -> None:
     assert {path.parent.name for path in site.glob("*/index.html")} >= pages
 
 
+def test_the_search_puts_questions_first_in_the_words_of_those_who_ask(site: Path) -> None:
+    sections = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    first = {one["title"] for one in sections if one["location"].startswith("questions/") and one["boost"] > 1}
+
+    assert first >= {"Why is my step slow?", "My job hangs", "Out of memory"}
+
+
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     loaded = re.compile(r"""<(?:script|img|iframe)[^>]*\ssrc="(https?:[^"]*)|<link[^>]*\shref="(https?:[^"]*)""")
 
@@ -42,6 +50,23 @@ def test_every_page_is_in_the_navigation() -> None:
     pages = set(_pages(yaml.safe_load(text)["nav"]))
 
     assert pages == {path.name for path in DOCS.glob("*.md")}
+
+
+def test_the_name_of_a_page_in_the_navigation_is_its_title() -> None:
+    named = dict(_names(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    titles = {page: re.findall(r"^# (.*)", (DOCS / page).read_text(), re.MULTILINE)[0] for page in named}
+
+    assert named == titles
+
+
+def _names(entries: object) -> Iterator[tuple[str, str]]:
+    """Yield the file and the name of each page."""
+    if isinstance(entries, list):
+        for entry in entries:
+            yield from _names(entry)
+    elif isinstance(entries, dict):
+        for name, inner in entries.items():
+            yield from [(inner, name)] if isinstance(inner, str) else _names(inner)
 
 
 def _pages(entries: object) -> Iterator[str]:

@@ -37,6 +37,7 @@ from tools.pictures import IMAGES, pictures_of_reports
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
 STORIES: Final = ("slow-rank", "slow-link", "bubble", "hang")
+FIRST_MINUTES: Final = ("first-megatron", "first-deepspeed", "first-pytorch")
 """Pages of the documentation, by their names."""
 
 _BLOCK: Final = re.compile(
@@ -54,7 +55,7 @@ class StoryError(Exception):
 
 def main(names: list[str]) -> None:
     """Write the pages of these stories anew, or of all."""
-    for name in names or STORIES:
+    for name in names or (*STORIES, *FIRST_MINUTES):
         page = DOCS / f"{name}.md"
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "examples").symlink_to(ROOT / "examples")

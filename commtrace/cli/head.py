@@ -48,6 +48,8 @@ def print_head(console: Console, title: RunTitle, findings: Sequence[Finding], *
     """
     console.print(f"[bold]{escape(title.words)}[/]")
     named = worth_naming(findings)
+    if is_stopped(findings) and not details:  # what else it loses is no matter now
+        named = tuple(finding for finding in named if finding.kind != LOST)
     not_judged = [finding for finding in findings if finding.kind == NOT_JUDGED]
     shown = len(named) if details else _MOST_FINDINGS
     for number, finding in enumerate(named[:shown], 1):

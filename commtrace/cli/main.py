@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import partial
 from importlib import import_module
 from keyword import iskeyword
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
+from commtrace.cli.examples import EXAMPLES
+from commtrace.cli.pipes import CLOSED_PIPE, discard_output
 from commtrace.errors import CommtraceError
 from commtrace.recording.installation import import_pyarrow
 from commtrace.trace.inputs import printable, printable_lines
@@ -76,6 +81,18 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 """Commands whose first word is the same, and what they have in common."""
 
+PURPOSES: Final[Mapping[str, Sequence[str]]] = {
+    "Record a job": ("run", "trigger", "import", "merge"),
+    "Read a run": (
+        "summary", "report", "view", "doctor", "straggler", "pipeline", "bandwidth", "compare", "list", "hosts", "sql",
+        "export", "plot", "metrics",
+    ),
+    "Watch a running job": ("top", "monitor"),
+    "Plan and predict": ("whatif", "plan", "search"),
+    "Test network, devices and recording": ("preflight", "bench", "synth"),
+}  # fmt: skip
+"""Commands and groups by what they are for, in the order of the help."""
+
 
 class _LazyGroup(TyperGroup):
     """Commands that are imported when they are called; ``prefix`` is what their names in COMMANDS begin with."""
@@ -88,6 +105,13 @@ class _LazyGroup(TyperGroup):
                 first, _, rest = name.removeprefix(prefix).partition(" ")
                 summary = GROUPS[first] if rest else command.summary
                 self.commands[first] = TyperCommand(first, help=summary, context_settings=_HELP)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by what they are for; those of a group are one list."""
+        sections = {"Commands": tuple(self.commands)} if self._prefix else PURPOSES
+        for title, names in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].help or "") for name in names])
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
@@ -107,9 +131,13 @@ class _CatchingGroup(_LazyGroup):
 
     def invoke(self, context: Any) -> object:
         try:
-            return super().invoke(context)
-        except BrokenPipeError:
-            raise  # the reader of the output is gone; click ends quietly
+            try:
+                return super().invoke(context)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError as error:
+            discard_output()
+            raise typer.Exit(CLOSED_PIPE) from error
         except (CommtraceError, OSError) as error:
             if context.params["traceback"]:
                 raise
@@ -143,10 +171,50 @@ def command_function(name: str) -> Callable[..., None]:
 
 def load_command(name: str) -> TyperCommand:
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, context_settings={**_HELP, **COMMANDS[name].settings})(command_function(name))
+    epilog = "\b\n" + "\n".join(["Examples:", *(f"  {example}" for example in EXAMPLES[name])])
+    function = command_function(name)
+    single.command(name, epilog=epilog, context_settings={**_HELP, **COMMANDS[name].settings})(function)
     command = typer.main.get_command(single)
     assert isinstance(command, TyperCommand)
+    _name_values(command, function)
     return command
+
+
+_NUMBERS: Final = ("int", "float")
+
+
+def _name_values(command: TyperCommand, function: Callable[..., None]) -> None:
+    """Let the help call values by what they are, and not by the type that Python gives them."""
+    types = get_type_hints(function)
+    for parameter in command.params:
+        words = str(types.get(parameter.name or ""))
+        is_choice = "Literal" in words or "enum" in words.lower() or issubclass(_plain(types, parameter.name), Enum)
+        if parameter.param_type_name == "argument":
+            argument: Any = parameter
+            argument.metavar = argument.metavar or (argument.name or "").upper()
+            argument.display_type_rich = _no_type  # newer versions of typer write it behind the name
+            argument._usage_display_name = partial(_usage, argument)
+        elif parameter.metavar is None and not is_choice and not getattr(parameter, "is_flag", False):
+            is_number = any(name in words for name in _NUMBERS)
+            parameter.metavar = "PATH" if "Path" in words else "N" if is_number else "TEXT"
+
+
+def _plain(types: Mapping[str, Any], name: str | None) -> type:
+    """Return the class of a value, without that it may be left out; object if it is not just one."""
+    hint = types.get(name or "")
+    classes = [hint] if isinstance(hint, type) else [one for one in get_args(hint) if isinstance(one, type)]
+    given = [one for one in classes if one is not type(None)]
+    return given[0] if len(given) == 1 else object
+
+
+def _no_type(*_: object, **__: object) -> str:
+    return ""
+
+
+def _usage(argument: Any) -> str:
+    """Return ``RUN``, ``[RUN]`` if it may be left out, with dots if it may be repeated."""
+    name = argument.metavar if argument.required else f"[{argument.metavar}]"
+    return f"{name}{'...' * (argument.nargs != 1 and '…' not in name)}"
 
 
 def load_group(name: str) -> TyperGroup:

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from commtrace.cli.pipes import CLOSED_PIPE, discard_output
 from commtrace.trace.inputs import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        discard_output()
+        raise SystemExit(CLOSED_PIPE)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable_lines(text), **options)

@@ -77,6 +77,7 @@ def test_the_findings_are_those_of_the_commands(opened: Reader, summary: Summary
     costly = [one for one in summary.findings if one.kind != LOST or (one.share or 0) >= 0.005]
 
     assert listed == [one.words for one in costly]
+    assert "rank-hours a day · since step 1, " in opened.page.inner_text("#found")  # there is no GPU in it
     assert {one.kind for one in costly} == {SLOW, LOST}
     assert opened.page.inner_text("#verdict") == summary.verdict
     assert opened.page.inner_text("#state-heading .badge") == summary.state
@@ -90,6 +91,9 @@ def test_the_row_of_the_costliest_finding_is_shown_and_marked_to_begin_with(open
     red, green, blue, _ = opened.page.evaluate(edge)
 
     assert red > 1.5 * max(green, blue)
+    opened_finding = opened.page.locator(".finding.open")
+    assert opened_finding.locator(".what").inner_text().startswith(f"rank {SLOW_RANK} on ")
+    assert opened_finding.locator(".links button").all_inner_texts() == ["Heat map", "Findings"]
 
 
 def test_a_click_on_a_finding_shows_its_step_its_rank_and_its_evidence(opened: Reader, summary: Summary) -> None:
@@ -97,7 +101,8 @@ def test_a_click_on_a_finding_shows_its_step_its_rank_and_its_evidence(opened: R
     assert finding.occurrence is not None
     before = opened.window()["step"]
     click_on(opened, finding.words)
-    opened.page.wait_for_function("[10, 11, 12].includes(Number(document.getElementById('stage').dataset.step))")
+    opened.page.wait_for_selector(", ".join(f"#stage[data-step='{step}']" for step in finding.occurrence.steps))
+    opened.settle()
     window = opened.window()
 
     assert before not in finding.occurrence.steps
@@ -159,8 +164,12 @@ def test_the_heat_map_shows_what_a_finding_names(opened: Reader, summary: Summar
     assert (page.input_value("#heat-map-rows"), page.input_value("#heat-map-columns")) == ("rank", "step")
 
 
-def test_a_job_that_hangs_says_so_first_and_shows_where_its_ranks_are(reader: Reader, tmp_path: Path) -> None:
-    run = make_run({rank: [span("forward", 0, 10)] for rank in range(2)})
+@pytest.mark.parametrize("has_step", [True, False])
+def test_a_job_that_hangs_says_so_first_and_shows_where_its_ranks_are(
+    reader: Reader, tmp_path: Path, has_step: bool
+) -> None:
+    # Of two ranks that recorded different steps none is there in full.
+    run = make_run({rank: [span("step", 0, 10, step=0 if has_step else rank)] for rank in range(2)})
     analysis = analyse(run)
     folder = tmp_path / "rank-00000"
     folder.mkdir()
@@ -174,6 +183,7 @@ def test_a_job_that_hangs_says_so_first_and_shows_where_its_ranks_are(reader: Re
 
     assert reader.page.inner_text("#state-heading").splitlines() == ["hangs since noon", "The job makes no progress"]
     assert reader.page.locator("#found .what").all_inner_texts() == ["rank 1: no progress"]
+    assert reader.page.locator("#stops-heading").is_visible() != has_step  # there is nothing else to show
     click_on(reader, "rank 1")
     assert reader.page.locator("#stops-heading").is_visible()
     assert "train.py:8 loss" in reader.page.locator("#stops pre").text_content()

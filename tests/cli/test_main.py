@@ -4,6 +4,8 @@ import errno
 import inspect
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace import __version__
-from commtrace.cli.main import COMMANDS, GROUPS, app, command_function, load_command
+from commtrace.cli.examples import EXAMPLES
+from commtrace.cli.main import COMMANDS, GROUPS, PURPOSES, app, command_function, load_command
 from commtrace.errors import RunNotFoundError
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
@@ -58,6 +61,41 @@ def test_every_command_explains_itself(name: str) -> None:
     undocumented = [parameter.name for parameter in load_command(name).params if not getattr(parameter, "help", None)]
     assert undocumented == []
     assert inspect.getdoc(command_function(name))
+
+
+def test_the_help_lists_every_command_once_by_what_it_is_for() -> None:
+    listed = [name for names in PURPOSES.values() for name in names]
+
+    assert sorted(listed) == sorted({name.partition(" ")[0] for name in COMMANDS})
+    output = runner.invoke(app, ["--help"], terminal_width=80).output
+    assert [line.strip(":") for line in output.splitlines() if line.strip(":") in PURPOSES] == list(PURPOSES)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_two_examples_that_can_be_given_and_no_type_of_python(name: str) -> None:
+    output = runner.invoke(app, [*name.split(), "--help"], prog_name="commtrace").output
+
+    assert len(set(EXAMPLES[name])) == 2
+    for example in EXAMPLES[name]:
+        assert f"\n    {example}\n" in output
+        words = shlex.split(example.partition("commtrace ")[2])
+        assert words[: len(name.split())] == name.split()
+        command = load_command(name)
+        command.make_context(name, words[len(name.split()) :], resilient_parsing=False)
+    assert not re.search(r"<(str|int|float|path|list|bool)\b", output)
+    assert "{" not in output.splitlines()[0]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_closed_pipe_ends_a_command_quietly_and_not_with_1(tmp_path: Path, options: list[str]) -> None:
+    assert runner.invoke(app, ["synth", "-o", str(tmp_path / "run"), "--dp", "4", "--num-steps", "4"]).exit_code == 0
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "commtrace", "summary", str(tmp_path / "run"), *options]
+    completed = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+
+    assert (completed.returncode, completed.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:

@@ -16,6 +16,7 @@ from commtrace.cli.main import app
 from commtrace.cli.self_check import Check, check_installation, try_recording
 from commtrace.config import Config
 from tests.json_schemas import errors
+from tests.trace.rows import steps, write_rank
 
 ENGINE = "Python" if _native.load()[0] is None else "native"
 
@@ -142,3 +143,16 @@ def test_options_about_a_run_want_one() -> None:
     result = CliRunner().invoke(app, ["doctor", "--all-ranks"])
     assert result.exit_code == 2
     assert "name it" in result.output
+
+
+def test_a_newest_run_that_is_not_well_is_told_before_the_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "newest run" not in CliRunner().invoke(app, ["doctor"]).output
+    write_rank(tmp_path / "commtrace-runs" / "gpt", steps(0, 4))  # its files break off
+
+    lines = CliRunner().invoke(app, ["doctor"]).output.splitlines()
+
+    assert lines[0] == "The newest run, gpt: cut off: rank 0"
+    assert "  commtrace doctor commtrace-runs/latest" in lines[:4]

@@ -207,6 +207,8 @@ def test_a_command_that_is_to_be_copied_is_not_broken() -> None:
     text = head(hang, loss("transfer", 9))
     assert "Rank 1 has not arrived." in text.splitlines()[1]
     assert f"  commtrace doctor {path}" in text.splitlines()
+    assert "exposed communication" not in text, "of a job that does not go on it is no matter"
+    assert "exposed communication" in head(hang, loss("transfer", 9), details=True)
 
 
 def test_a_cause_of_few_steps_is_shown_with_its_first_step_and_no_range() -> None:
@@ -244,3 +246,38 @@ def test_every_command_says_the_same_length_of_a_step(tmp_path: Path) -> None:
     assert answer["critical_path"]["ns"] / 23 == pytest.approx(step_ns, rel=0.001)
     lengths = step_durations(open_run(run).aligned, range(1, 24))
     assert sum(lengths.values()) / 23 == pytest.approx(step_ns, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of 16 ranks with a slow rank, and a network that is slow in some steps."""
+    run = tmp_path_factory.mktemp("runs") / "gpt"
+    job = "--tp 2 --pp 2 --dp 4 --num-steps 24 --gpus-per-host 8 --fault slow-rank=5:1.3 --fault slow-link=2:3@10:15"
+    words("synth", "-o", run, *job.split())
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "summary", "straggler", "straggler --details", "bandwidth", "bandwidth --by size", "bandwidth --by group",
+        "pipeline", "pipeline --details", "doctor", "whatif --without-slow-rank all", "list", "hosts",
+    ],
+)  # fmt: skip
+def test_eighty_columns_hold_what_a_command_prints(command: str, two_hosts: Path) -> None:
+    name, *options = command.split()
+    result = runner.invoke(app, [name, str(two_hosts.parent if name in ("list", "hosts") else two_hosts), *options])
+
+    assert result.exit_code == 0, result.output
+    assert [line for line in result.output.splitlines() if len(line) > 80 and str(two_hosts) not in line] == []
+
+
+@pytest.mark.parametrize("command", ["summary", "straggler", "bandwidth", "pipeline"])
+def test_every_command_has_the_same_findings_on_its_first_screen(command: str, two_hosts: Path) -> None:
+    lines = runner.invoke(app, [command, str(two_hosts)]).output.splitlines()[:24]
+    first = runner.invoke(app, ["summary", str(two_hosts)]).output.splitlines()[:24]
+
+    end = lines.index("")
+    assert lines[:end] == first[:end]
+    assert "rank 5 on node0, compute: " in " ".join(lines)
+    assert end < 15

@@ -69,8 +69,12 @@ class By(str, Enum):
 _LEFT_OUT: Final = {By.OPERATION: (), By.SIZE: ("bytes",), By.GROUP: ("n", "p99")}
 """Columns that make room for the additional one, so that the table stays within a terminal."""
 
-_FIRST: Final = ("calls", "bytes", "p50", "busbw", "needed", "exposed")
-"""Columns that are shown without --details."""
+_FIRST: Final = {
+    By.OPERATION: ("calls", "bytes", "p50", "busbw", "needed", "exposed"),
+    By.SIZE: ("calls", "p50", "busbw", "exposed"),
+    By.GROUP: ("calls", "bytes", "p50", "busbw", "exposed"),
+}
+"""Columns that are shown without --details: with those of words, they fit 80 columns."""
 
 _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Detail.GROUP}
 
@@ -262,7 +266,8 @@ def _print(console: Console, rows: Sequence[Communication], by: By, *, details: 
     for word in ("role", "operation", "nodes", *{By.SIZE: ["size"], By.GROUP: ["ranks"]}.get(by, [])):
         table.add_column(word, overflow="fold", no_wrap=word != "ranks", min_width=_WIDTHS.get(word))
     numbers = [_numbers(row) for row in rows[:_MOST_ROWS]]
-    headings = [heading for heading in numbers[0] if heading not in _LEFT_OUT[by] and (details or heading in _FIRST)]
+    first = numbers[0] if details else _FIRST[by]
+    headings = [heading for heading in numbers[0] if heading in first and heading not in _LEFT_OUT[by]]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row, own in zip(rows, numbers, strict=False):
@@ -270,11 +275,8 @@ def _print(console: Console, rows: Sequence[Communication], by: By, *, details: 
     console.print(table)
     if len(rows) > _MOST_ROWS:
         console.print(f"({len(rows) - _MOST_ROWS} more that are less exposed: --json)", style="dim")
-    console.print(
-        "nodes: >1 if the group spans several. Bandwidths are of the transfer. needed: the busbw below which the bytes "
-        "take longer than the ranks compute.",
-        style="dim",
-    )
+    needed = " needed: the busbw below which the bytes take longer than the ranks compute." * ("needed" in headings)
+    console.print(f"nodes: >1 if the group spans several. Bandwidths are of the transfer.{needed}", style="dim")
     if any(row.bandwidth_time == "duration" for row in rows):
         console.print("* not matched on all members: bytes per duration, waiting included.", style="dim")
     if note := bounds_note(rows):

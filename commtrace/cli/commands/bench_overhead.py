@@ -35,7 +35,9 @@ class BenchError(CommtraceError):
 
 
 def bench_overhead(
-    command: Annotated[list[str], typer.Argument(help="The training command, after --.", show_default=False)],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND", help="The training command.", show_default=False)
+    ],
     pairs: Annotated[int, typer.Option(min=1, help="Number of runs without commtrace, and of runs with it.")] = 5,
     json_output: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, in nanoseconds.")] = False,
 ) -> None:

@@ -21,6 +21,7 @@ from commtrace.analysis.hangs.diagnosis import Diagnosis, Drops
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.explanation import activity_words
 from commtrace.analysis.hangs.flight_recorder import FlightCall
+from commtrace.analysis.hangs.job_end import ENDED, RUNNING, end_words
 from commtrace.analysis.hangs.job_state import state_of_examined
 from commtrace.analysis.hangs.rank_state import SILENT, STOPPED
 from commtrace.analysis.judged_run import RunTitle
@@ -32,11 +33,14 @@ from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
 from commtrace.cli.views import attempt_lines, moved_ranks_lines, print_basis
 from commtrace.cli.worlds import job_verdict, worlds_of_job
-from commtrace.errors import ConfigurationError, ImportFileError
+from commtrace.errors import CommtraceError, ConfigurationError, ImportFileError
 from commtrace.findings.formatting import format_duration, format_ranges, format_ranks, ranges
+from commtrace.history.facts import read_facts
 from commtrace.interchange.dumps.flight_recorder import read_flight_record, with_members
 from commtrace.trace.files.jobs import World
+from commtrace.trace.files.locate import NEWEST_RUN, find_run_directory
 from commtrace.trace.files.reader import load_run
+from commtrace.trace.inputs import printable
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.metadata import IMPORTED_FROM, UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED, process_state
@@ -136,9 +140,25 @@ def _check_installation(*, as_json: bool) -> None:
             json.dumps({"verdict": _checks_verdict(checks), "checks": [check.to_json() for check in checks]}) + "\n"
         )
     else:
-        print_checks(wide_console(), checks)
+        console = wide_console()
+        _print_newest_run(console)
+        print_checks(console, checks)
     if any(check.state == "problem" for check in checks):
         raise typer.Exit(_FINDINGS)
+
+
+def _print_newest_run(console: Console) -> None:
+    """Print how the newest run does or ended, if it is not well: whoever looks for that may have left out the run."""
+    try:
+        directory = find_run_directory(NEWEST_RUN)
+        facts = read_facts(directory, now_ns=time.time_ns(), ask=process_state)
+    except (CommtraceError, OSError):
+        return  # there is none here, or it cannot be read: then this checks what it is asked to
+    if facts.ending or facts.state not in (RUNNING, ENDED):
+        state = end_words(facts.state, facts.ending)
+        console.print(f"[bold red]The newest run, {escape(printable(directory.name))}: {escape(state)}[/]")
+        print_advice(console, f"See where it stands: commtrace doctor {NEWEST_RUN}")
+        console.print()
 
 
 def read_flight_calls(paths: Sequence[Path]) -> list[FlightCall]:

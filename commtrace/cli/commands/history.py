@@ -39,7 +39,7 @@ def list_(
     directory: RunsDirectoryArgument = RUNS,
     json_output: JsonOption = False,
 ) -> None:
-    """List the runs of a directory: when, how long, ranks, hosts, steps, step time, how it ended, and the verdict.
+    """List the runs of a directory: when, how long, ranks (on how many hosts), steps, step time, end, and the verdict.
 
     The newest run is the last one. The verdict below it is what summary, straggler or report kept with --keep, else
     what the monitor named; nothing if neither judged it. Folders that hold no readable run are listed with
@@ -120,7 +120,9 @@ def print_runs(console: Console, runs: RunList) -> None:
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADINGS))]
     console.print(escape(_line(_HEADINGS, widths)))
     for (run, facts), row in zip(readable, cells[1:], strict=True):
-        print_indented(console, _line(row, widths), " " * (sum(widths[:-1]) + len(_GAP) * len(widths[:-1])))
+        console.print(escape(_line(row, widths)), soft_wrap=True)
+        if facts.ending or facts.attempt:
+            print_indented(console, _ended(facts), "  ", "  ")
         if run.verdict is not None:
             print_indented(console, _verdict(run.verdict, facts), "  ", "  ", "bold" if run.verdict.named else None)
     if any(run.verdict is None for run, _ in readable):
@@ -134,9 +136,8 @@ def print_runs(console: Console, runs: RunList) -> None:
     _print_problems(console, runs.problems)
 
 
-_HEADINGS: Final = ("run", "started (UTC)", "lasted", "ranks", "hosts", "steps", "step", "ended")
-_NUMBERS: Final = ("lasted", "ranks", "hosts", "steps", "step")
-_GAP: Final = "  "
+_HEADINGS: Final = ("run", "started (UTC)", "lasted", "ranks", "steps", "step", "ended")
+_NUMBERS: Final = ("lasted", "ranks", "steps", "step")
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -144,7 +145,8 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
         cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)
         for heading, cell, width in zip(_HEADINGS, cells, widths, strict=True)
     ]
-    return _GAP.join(aligned).rstrip()
+    gaps = ["", *(" " if heading in _NUMBERS else "  " for heading in _HEADINGS[1:])]
+    return "".join(f"{gap}{cell}" for gap, cell in zip(gaps, aligned, strict=True)).rstrip()
 
 
 def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *, all_hosts: bool) -> None:
@@ -207,15 +209,16 @@ def _row(run: ListedRun, facts: RunFacts) -> list[str]:
     ranks = str(facts.world_size)
     if facts.ranks_recorded != facts.world_size:
         ranks = f"{facts.ranks_recorded} of {facts.world_size}"
+    if len(facts.hosts) > 1:
+        ranks += f" on {len(facts.hosts)}"
     return [
         run.directory,
         _date(facts.started_ns),
         UNKNOWN if facts.duration_ns is None else format_duration(facts.duration_ns),
         ranks,
-        str(len(facts.hosts)),
         UNKNOWN if facts.steps is None else str(facts.steps),
         duration(facts.step_ns),
-        _ended(facts),
+        end_words(facts.state, ""),
     ]
 
 

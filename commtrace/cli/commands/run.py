@@ -28,7 +28,7 @@ _LOOK_SECONDS: Final = 2.5
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(help="The command to run, after --.", show_default=False)],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command to run.", show_default=False)],
     directory: Annotated[
         str, typer.Option("--output", "-o", "--dir", help="Record here, not in commtrace-runs/{run_id}.")
     ] = "",

@@ -189,7 +189,7 @@ def print_summary(
     if details and summary.slow:
         print_evidence(console, summary.slow)
     if summary.ranks:
-        table, note = rank_table(summary, all_ranks=all_ranks, details=details, width=console.width)
+        table, note = rank_table(summary, all_ranks=all_ranks, width=console.width)
         print_table(console, "Mean step of each rank, ms", table, note)
     launch_bound = [summary.launch_bound] if summary.launch_bound else []
     for line in (*critical_path_lines(summary.critical_path), *lost_time_lines(summary.lost_time), *launch_bound):
@@ -204,8 +204,13 @@ def print_summary(
     _print_coverage(console, summary)
     for problem in summary.problems:
         console.print(f"[yellow]![/] {escape(problem)}")
-    following = f"{own_command()} report {shlex.quote(summary.run.path)} -o report.html"
-    console.print(f"\nNext: {escape(following)}", style="dim", soft_wrap=True)
+    path = shlex.quote(summary.run.path)
+    following = [f"report {path} -o report.html"]
+    if summary.slow:
+        following.insert(0, f"straggler {path}")  # the evidence
+    console.print()
+    for command in following:
+        console.print(f"Next: {escape(f'{own_command()} {command}')}", style="dim", soft_wrap=True)
 
 
 def _circumstances(summary: Summary) -> Iterable[str]:
@@ -365,8 +370,8 @@ _WORTH_A_MARK: Final = 0.005
 """Least share of the step, stalled on communications without all of their members, that is marked."""
 
 
-def rank_table(summary: Summary, *, all_ranks: bool, details: bool, width: int) -> tuple[Table, str]:
-    """Return the table, and a note on how to read it. Shares are left out if they do not fit, unless for details."""
+def rank_table(summary: Summary, *, all_ranks: bool, width: int) -> tuple[Table, str]:
+    """Return the table, and a note on how to read it. Shares are left out if they do not fit."""
     ranks = summary.ranks
     shown = ranks if all_ranks else _extremes(ranks, {finding.rank for finding in summary.slow})
     parts = [
@@ -376,7 +381,7 @@ def rank_table(summary: Summary, *, all_ranks: bool, details: bool, width: int) 
         or _largest_share(ranks, part) >= _WORTH_A_COLUMN
     ]
     table = _rank_table(summary, shown, parts, with_shares=True)
-    if table_width(table) > width and not details:
+    if table_width(table) > width:
         table = _rank_table(summary, shown, parts, with_shares=False)
     return table, _note(ranks, parts, len(ranks) - len(shown))
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ NEWEST_RUN: Final = RUNS / LATEST
 """The run that commands read by default."""
 
 _MOST_RUNS: Final = 12
+_MOST_INSTEAD: Final = 5
 
 OF_OTHER_RUNS: Final = "of other runs or attempts in the same directory"
 """Words of a problem that is no fault: a directory may hold more than what is shown."""
@@ -53,8 +55,10 @@ def find_run_directory(path: Path) -> Path:
         raise RunNotFoundError(f"{path} is a file; pass the run directory{_around(path)}.")
     if path.name == LATEST and (path.is_symlink() or not path.is_dir()):
         return _latest(path)  # The link is for shells: it is of the run that began last, on the host that wrote it.
+    if not path.is_dir() and not path.is_absolute() and (RUNS / path).is_dir():
+        path = RUNS / path  # a name as `commtrace list` prints it
     if not path.is_dir():
-        raise RunNotFoundError(f"{path}: no such directory. {_instead()}")
+        raise RunNotFoundError(f"{path}: no such directory. {_instead(path)}")
     if rank_directories(path):
         return path
     if RANK_DIRECTORY_PATTERN.match(path.absolute().name):
@@ -102,18 +106,21 @@ def _holds_ranks(directory: Path) -> bool:
 def _latest(path: Path) -> Path:
     below = runs_below(path.parent) if path.parent.is_dir() else []
     if not below:
-        raise RunNotFoundError(f"{path}: no such directory. {_instead()}")
+        raise RunNotFoundError(f"{path}: no such directory. {_instead(path)}")
     return below[-1]
 
 
-def _instead() -> str:
+def _instead(wanted: Path) -> str:
     here = runs_below(RUNS) if RUNS.is_dir() else []
+    alike = get_close_matches(wanted.name, [run.name for run in here], n=1)
+    if alike:
+        return f"Did you mean {RUNS / alike[0]}?"
     if not here:
         return (
             f"There is no run below ./{RUNS} either. Pass the directory that COMMTRACE_DIR gave, or that "
             "`commtrace run` named at its end."
         )
-    return f"Runs below ./{RUNS}, the one that was written last at the end:\n{_listing(here)}"
+    return f"Runs below ./{RUNS}, the one that was written last at the end:\n{_listing(here, _MOST_INSTEAD)}"
 
 
 def _around(path: Path) -> str:
@@ -133,12 +140,12 @@ def _written_at(run: Path) -> float:
     return max(times)
 
 
-def _listing(runs: Sequence[Path]) -> str:
-    left_out = [f"  ({len(runs) - _MOST_RUNS} older ones)"] if len(runs) > _MOST_RUNS else []
+def _listing(runs: Sequence[Path], most: int = _MOST_RUNS) -> str:
+    left_out = [f"  ({len(runs) - most} older ones)"] if len(runs) > most else []
     lines = [
         f"  {printable(str(run))}  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(_written_at(run)))}, "
         f"{len(rank_directories(run))} rank{'s' * (len(rank_directories(run)) != 1)}"
-        for run in runs[-_MOST_RUNS:]
+        for run in runs[-most:]
     ]
     return "\n".join([*left_out, *lines])
 

@@ -110,7 +110,7 @@ def test_the_table_has_a_row_for_every_run_and_a_line_for_every_problem(runs: Pa
     text = " ".join(" ".join(lines).split())
 
     assert text.startswith("2 runs: 1 with stragglers, 1 without, 0 not judged. The newest, slow: ")
-    assert "run started (UTC) lasted ranks hosts steps step ended" in text
+    assert "run started (UTC) lasted ranks steps step ended" in text
     healthy, slow = text.index("healthy 2023-11-14 22:13"), text.index("slow 2023-11-14 22:13")
     assert (
         healthy < text.index("exposed communication: ", healthy) < slow < text.index("rank 1 on node0, compute:", slow)

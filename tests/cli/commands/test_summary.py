@@ -214,8 +214,10 @@ def test_the_straggler_stands_first_with_what_to_do() -> None:
     run = PipelineJob(2, 8, data_parallel=2, extra_forward_ns={1: 5 * MS}, steps=12).run()
     text = printed(run)
     assert text.splitlines()[1].startswith("1. rank 1 on node0, slow forward: ")
-    *_, following = [line for line in text.splitlines() if line.strip()]
-    assert following == "Next: commtrace report made-run -o report.html"
+    *_, evidence, following = [line for line in text.splitlines() if line.strip()]
+    assert (evidence, following) == (
+        "Next: commtrace straggler made-run", "Next: commtrace report made-run -o report.html"
+    )  # fmt: skip
     assert text.index("→ Profile the forward") < text.index("Mean step of each rank")
 
 

@@ -323,3 +323,23 @@ def test_a_directory_called_latest_stays(tmp_path: Path) -> None:
 
     assert not (tmp_path / "latest").is_symlink()
     assert find_run_directory(tmp_path / "latest") == run
+
+
+def test_a_name_as_the_list_of_runs_prints_it_is_accepted_and_the_nearest_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = recorded(tmp_path / "commtrace-runs" / "gpt-large", 100_000)
+
+    assert find_run_directory(Path("gpt-large")).resolve() == run.resolve()
+    assert refusal(Path("gpt-lrage")) == "gpt-lrage: no such directory. Did you mean commtrace-runs/gpt-large?"
+
+
+def test_of_many_runs_the_newest_few_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(8):
+        recorded(tmp_path / "commtrace-runs" / f"r{number}", 100_000 + number)
+
+    said = refusal(Path("somewhere"))
+    assert "(3 older ones)" in said
+    assert said.count("commtrace-runs/r") == 5

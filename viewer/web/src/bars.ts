@@ -4,7 +4,7 @@ import { element } from "./dom";
 import { formatDuration, formatPercent } from "./format";
 
 const LEAST_SHOWN = 0.0005;
-const LEAST_LABELLED = 0.05; // share of a bar that has room for its percentage
+const LEAST_LABELLED = 0.05; // share of a bar that has room for a percentage
 
 export interface Part {
   name: string;
@@ -26,9 +26,11 @@ export function stackedBar(
   parts: readonly Part[],
   whole: number,
   title: (part: Part) => string = (part) => `${part.name}: ${formatPercent(part.ns / whole)}`,
+  ofNs = whole, // what percentages are of
 ): HTMLElement {
+  const label = (ns: number) => `${Math.round((100 * ns) / ofNs)} %`;
   return barOf(
-    parts.map((part) => ({ ...part, size: part.ns, title: title(part) })),
+    parts.map((part) => ({ ...part, size: part.ns, title: title(part), label: label(part.ns) })),
     whole,
   );
 }
@@ -50,16 +52,16 @@ export interface Piece {
   colour: string;
   title: string;
   hatched?: boolean;
+  label?: string; // in the piece, where there is room
 }
 
 /** A bar whose full width is `whole`, in the unit of its pieces. */
 export function barOf(pieces: readonly Piece[], whole: number): HTMLElement {
   const stack = element("div", "", "stack");
-  for (const { size, colour, title, hatched } of pieces) {
+  for (const { size, colour, title, hatched, label } of pieces) {
     if (size <= 0) continue;
-    const share = size / whole;
-    const label = share >= LEAST_LABELLED ? `${Math.round(100 * share)} %` : "";
-    const piece = element("i", label, hatched ? "hatched" : "");
+    const text = size / whole >= LEAST_LABELLED ? label : "";
+    const piece = element("i", text, hatched ? "hatched" : "");
     piece.style.setProperty("--colour", `var(--${colour})`);
     piece.style.width = `${(100 * size) / whole}%`;
     piece.title = title;

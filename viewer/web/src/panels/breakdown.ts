@@ -220,6 +220,7 @@ function drawBars(
         own,
         longest,
         (part) => `${part.name}: ${formatDuration(part.ns)}, ${share(part)} of the step`,
+        times.wall_ns,
       );
       bar.role = "img";
       bar.ariaLabel = `${label}: ${own.flatMap((part) => (part.ns > 0 ? [`${part.name} ${share(part)}`] : [])).join(", ")}`;

@@ -17,7 +17,6 @@ export class DifferencePanel {
     private readonly source: Source,
     private readonly timeline: Timeline,
     private readonly typical: number | null, // a step
-    private readonly typicalNs: number,
     private readonly onRank: (rank: number) => void, // by its number
   ) {}
 
@@ -57,9 +56,10 @@ export class DifferencePanel {
   }
 
   private sentence(step: Step, { leaders, parts }: StepDifference): string {
-    const more = step.duration - this.typicalNs;
+    const typical = parts.reduce((sum, { before }) => sum + before, 0);
+    const more = parts.reduce((sum, { ns }) => sum + ns, 0) - typical;
     const whole =
-      `${formatDuration(Math.abs(more))} (${formatPercent(Math.abs(more) / this.typicalNs)}) ` +
+      `${formatDuration(Math.abs(more))} (${formatPercent(Math.abs(more) / typical)}) ` +
       `${more < 0 ? "shorter" : "longer"} than the typical ${stepName(this.typical!)}.`;
     const [first] = leaders;
     if (more <= 0 || !parts.length) return whole;

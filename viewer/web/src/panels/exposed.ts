@@ -27,7 +27,7 @@ export function showExposed(summary: Summary, theme: Theme, leads: Leads): void 
     ];
     const text = ({ name, ns }: { name: string; ns: number }) =>
       `${name}: ${formatDuration(ns)}, ${formatPercent(ns / wall)} of the step`;
-    const bar = stackedBar(parts, longest, text);
+    const bar = stackedBar(parts, longest, text, wall);
     bar.role = "img";
     bar.ariaLabel = parts.map(text).join("; ");
     bars.append(element("span", role), bar, element("span", formatDuration(wait + transfer)));

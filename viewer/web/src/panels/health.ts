@@ -21,6 +21,8 @@ export interface Health {
   problems: string[];
 }
 
+const MOST_OPEN = 4; // stacks that are shown without a click
+
 export async function showHealth(source: Source, { alignment }: Summary): Promise<void> {
   const panel = byId("coverage");
   if (alignment.hosts.length > 1) panel.append(element("h3", "Clocks of the hosts"), clocks(alignment));
@@ -32,6 +34,8 @@ export async function showHealth(source: Source, { alignment }: Summary): Promis
   if (health.failed.length) stops.append(element("h3", "Exceptions that ended ranks"), ...health.failed.map(failure));
   if (health.hangs.length) stops.append(element("h3", "Ranks that made no progress"), ...health.hangs.map(hang));
   byId("stops-section").hidden = !stops.childElementCount;
+  const stacks = stops.querySelectorAll("details");
+  for (const node of stacks) node.open = stacks.length <= MOST_OPEN;
   panel.append(...health.problems.map((problem) => element("p", problem, "hint")));
 }
 
@@ -50,7 +54,7 @@ function clocks({ hosts, residual_ns: residual }: Summary["alignment"]): HTMLEle
     element(
       "p",
       residual
-        ? "Beside the first host. Monotonic clocks count from the start of their host, so offsets may be large; they are corrected. What is left " +
+        ? "Compared with the first host. Monotonic clocks count from the start of their host, so offsets may be large; they are corrected. What is left " +
             `is the residual: ${formatDuration(residual.p99)} (p99).`
         : "These clocks could not be aligned.",
       "hint",

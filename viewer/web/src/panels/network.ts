@@ -16,11 +16,11 @@ import {
   partsOfRanks,
   trafficKinds,
 } from "../network/matrix";
-import { dataTable } from "../table";
+import { type ColumnOf, dataTable } from "../table";
 import type { Theme } from "../theme";
 
 const MOST_PARTS = 128;
-const SIMILAR = "bandwidth beside similar pairs";
+const SIMILAR = "bandwidth compared with similar pairs";
 const NOT_SLOW = 0.5; // of similar links: one that carries more is none of the slow ones
 
 interface Link {
@@ -107,7 +107,7 @@ export async function showNetwork(
         `least 1 MiB, after the last member had arrived: of messages, or the slowest median busbw of a group (${ALL}: of any). Similar pairs have the same traffic, within a node or between nodes; 100 % is their median.`,
       "hint",
     ),
-    element("h3", "Links between nodes, slowest beside similar ones first"),
+    element("h3", "Links between nodes, slowest first, compared with similar ones"),
     linksTable(links.links),
   );
   byId("network-section").hidden = false;
@@ -123,6 +123,12 @@ function described(flow: Flow | null, from: string, to: string): string[] {
       : `${formatBandwidth(flow.gbps)}, ${flow.of}${flow.isOwn ? "" : ": of the whole group, not of this pair alone"}`;
   return [`${formatBytes(flow.bytes)} in all steps`, place, speed];
 }
+
+const slowColumn: ColumnOf<Link> = {
+  heading: "finding",
+  text: ({ is_slow }) => (is_slow ? "slow" : ""),
+  isWords: true,
+};
 
 function linksTable(links: readonly Link[]): HTMLElement {
   const between = links.filter(({ source, target }) => source !== target);
@@ -148,7 +154,7 @@ function linksTable(links: readonly Link[]): HTMLElement {
         text: (link) => (link.usual_gbps ? `${(100 * share(link)).toFixed(0)} %` : "–"),
         order: share,
       },
-      { heading: "finding", text: ({ is_slow }) => (is_slow ? "slow" : ""), isWords: true },
+      ...(between.some(({ is_slow }) => is_slow) ? [slowColumn] : []),
     ],
     [...between].sort((a, b) => share(a) - share(b)),
   );

@@ -177,7 +177,7 @@ function noteOf(
   const here = inTimeline.get(steps.step[row]!);
   return [
     `${stepName(steps.step[row]!)} · ${formatDuration(duration)}`,
-    ...(median ? [`${excess < 0 ? "−" : "+"}${formatPercent(Math.abs(excess))} beside the median`] : []),
+    ...(median ? [`${excess < 0 ? "−" : "+"}${formatPercent(Math.abs(excess))} compared with the median`] : []),
     ...(steps.isOutlier(row) ? ["outlier"] : []),
     ...(steps.leftOut(row) ? [`does not count: ${steps.leftOut(row)}`] : []),
     ...(here === undefined || steps.leftOut(row)

@@ -53,10 +53,7 @@ export class TimelinePanel {
       this.timeline.look(centre - half, centre + half);
     });
     this.criticalPath = new CriticalPathPanel(source, this.timeline, run.critical_kinds);
-    const typical = run.steps.find(({ step }) => step === run.first_shown);
-    this.difference = new DifferencePanel(source, this.timeline, run.first_shown, typical?.duration_ns ?? 0, (rank) =>
-      this.showRanks([rank]),
-    );
+    this.difference = new DifferencePanel(source, this.timeline, run.first_shown, (rank) => this.showRanks([rank]));
     window.addEventListener("resize", () => this.minimap.draw());
     this.addControls();
   }
@@ -90,10 +87,10 @@ export class TimelinePanel {
     const { number } = step;
     this.number = number;
     const position = this.run.can_show.indexOf(number);
-    if (!this.run.steps.some((info) => info.step === number)) this.addOption(number, step.duration, "");
+    if (!this.run.steps.some((info) => info.step === number)) this.addOption(number, step.length, "");
     this.select.value = String(number);
     this.legend = new Legend(step);
-    this.timeline.show(step, `${stepName(number)} · ${formatDuration(step.duration)}`);
+    this.timeline.show(step, `${stepName(number)} · ${formatDuration(step.length)}`);
     byId<HTMLButtonElement>("previous").disabled = position <= 0;
     byId<HTMLButtonElement>("next").disabled = position === this.run.can_show.length - 1;
     byId("timeline").ariaLabel = `Timeline of ${stepName(number)}; the tables below have the numbers`;

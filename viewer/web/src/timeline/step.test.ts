@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
-import { type Boxes, outlineOf, rankOf, stepOf } from "../testing";
+import { type Boxes, columnsOf, outlineOf, rankOf, stepOf } from "../testing";
 import { facts, headline } from "./facts";
 import { search } from "./search";
-import type { Box } from "./step";
+import { type Box, Step } from "./step";
 
 const RANKS = [rankOf(0, {}, "node0"), rankOf(1, {}, "node7")];
 const BOXES: Boxes = {
@@ -154,4 +154,16 @@ describe("the search", () => {
   it("finds nothing for nothing", () => {
     expect([found(" "), found("no such name")]).toEqual([[], []]);
   });
+});
+
+it("a step is as long as the mean of its ranks, not as what they span", () => {
+  const bounds = columnsOf(
+    ["rank", "start", "end", "own", "has_boxes"],
+    [
+      { rank: 0, start: 0, end: 80 },
+      { rank: 1, start: 20, end: 120 },
+    ],
+  );
+  const step = new Step("step/1", 1, 120, outlineOf([...RANKS, rankOf(2)]), bounds);
+  expect([step.length, step.duration]).toEqual([90, 120]); // rank 2 does not have it
 });

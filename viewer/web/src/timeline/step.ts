@@ -57,6 +57,12 @@ export class Step {
     }
   }
 
+  /** The length of the step, ns: the mean over its ranks. Neighbouring steps overlap in `duration`, from the first begin to the last end. */
+  get length(): number {
+    const lengths = [...this.to].map((end, rank) => end - this.from[rank]!).filter((ns) => !Number.isNaN(ns));
+    return lengths.reduce((sum, ns) => sum + ns, 0) / Math.max(lengths.length, 1);
+  }
+
   // ---- which boxes are there
 
   has(rank: number): boolean {

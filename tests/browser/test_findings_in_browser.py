@@ -77,6 +77,7 @@ def test_the_findings_are_those_of_the_commands(opened: Reader, summary: Summary
     costly = [one for one in summary.findings if one.kind != LOST or (one.share or 0) >= 0.005]
 
     assert listed == [one.words for one in costly]
+    assert "rank-hours a day · since step 1, " in opened.page.inner_text("#found")  # there is no GPU in it
     assert {one.kind for one in costly} == {SLOW, LOST}
     assert opened.page.inner_text("#verdict") == summary.verdict
     assert opened.page.inner_text("#state-heading .badge") == summary.state

@@ -10,6 +10,9 @@ import pytest
 from tests.e2e.launchers.nodes import why_none
 from tools.stories import DOCS, ROOT, STORIES, StoryError, told
 
+SLOW_LINK = r"link (from rank 3 on node3 to rank 2 on node2|between rank 2 on node2 and rank 3 on node3), communication"
+"""With its direction, unless noise makes the messages of the other one slow as well."""
+
 PAGE = """# Title
 
 ```console
@@ -77,10 +80,10 @@ def test_a_page_shows_outputs_and_a_picture_that_are_there(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
-        ("slow-rank", ["rank 2", "Faster: "]),
-        ("slow-link", ["ink from rank 3 on node3 to rank 2 on node2", "Faster: "]),
+        ("slow-rank", [r"1\. rank 2 on ", "Faster: "]),
+        ("slow-link", [SLOW_LINK, "Faster: "]),
         ("bubble", ["1f1b, 4 stages, 4 microbatches", "Faster: "]),
-        ("hang", ["Root: rank 2", "hang.py:58 wait_for", "ended cleanly: 0–3"]),
+        ("hang", ["Root: rank 2", r"hang\.py:58 wait_for", "ended cleanly: 0–3"]),
     ],
 )
 def test_a_story_is_true(name: str, facts: list[str], tmp_path: Path) -> None:
@@ -89,5 +92,6 @@ def test_a_story_is_true(name: str, facts: list[str], tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     page = (DOCS / f"{name}.md").read_text()
     outputs = re.findall(r"^```text\n(.*?)^```", told(page, tmp_path), re.MULTILINE | re.DOTALL)
+    printed = " ".join("\n".join(outputs).split())
 
-    assert [fact for fact in facts if not any(fact in text for text in outputs)] == []
+    assert [fact for fact in facts if not re.search(fact, printed)] == [], printed

@@ -77,6 +77,7 @@ def test_the_findings_are_those_of_the_commands(opened: Reader, summary: Summary
     costly = [one for one in summary.findings if one.kind != LOST or (one.share or 0) >= 0.005]
 
     assert listed == [one.words for one in costly]
+    assert "rank-hours a day · since step 1, " in opened.page.inner_text("#found")  # there is no GPU in it
     assert {one.kind for one in costly} == {SLOW, LOST}
     assert opened.page.inner_text("#verdict") == summary.verdict
     assert opened.page.inner_text("#state-heading .badge") == summary.state
@@ -90,6 +91,9 @@ def test_the_row_of_the_costliest_finding_is_shown_and_marked_to_begin_with(open
     red, green, blue, _ = opened.page.evaluate(edge)
 
     assert red > 1.5 * max(green, blue)
+    opened_finding = opened.page.locator(".finding.open")
+    assert opened_finding.locator(".what").inner_text().startswith(f"rank {SLOW_RANK} on ")
+    assert opened_finding.locator(".links button").all_inner_texts() == ["Heat map", "Findings"]
 
 
 def test_a_click_on_a_finding_shows_its_step_its_rank_and_its_evidence(opened: Reader, summary: Summary) -> None:

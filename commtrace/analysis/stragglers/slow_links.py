@@ -105,7 +105,8 @@ class LinkTransfers:
 _OFTEN: Final = 0.5
 """Share of consecutive steps, in each of which some link is slow, in which a link must be."""
 
-_CAUSE: Final = "communication"
+COMMUNICATION: Final = "communication"
+"""The cause."""
 _NORMAL: Final = {
     PAST: "as in the steps in which they were fast",
     BASELINE: "as in the baseline",
@@ -391,13 +392,13 @@ def _finding(transfers: LinkTransfers, found: _Links, one: Suspicion, cost: Tota
     slowest = max(sorted(one.rows), key=lambda row: found.ns[row] / found.normal_ns[row])
     return finding_of(
         one.place,
-        _CAUSE,
+        COMMUNICATION,
         one.who,
         cost,
         members=tuple(_member(transfers, found, one, rank) for rank in one.ranks),
         norm=found.norm_source[slowest],
         evidence=_evidence(found, slowest),
-        advice=advice(_CAUSE, len(one.ranks)),
+        advice=advice(COMMUNICATION, len(one.ranks)),
     )
 
 

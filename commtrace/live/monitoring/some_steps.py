@@ -22,6 +22,7 @@ from commtrace.analysis.statistics import Float64
 from commtrace.analysis.steps.choice import ChosenSteps
 from commtrace.analysis.stragglers.limits import CHANCE_OF_FEW, LONG_STEP, Thresholds
 from commtrace.analysis.stragglers.search import find_stragglers
+from commtrace.analysis.stragglers.slow_links import COMMUNICATION
 from commtrace.analysis.stragglers.strikes import chance_of
 from commtrace.findings.causes import MEANT, OF_DIVISION, RANKS
 from commtrace.findings.finding import MOST_MEMBERS, Finding, Occurrence
@@ -35,6 +36,12 @@ _WINDOWS_KNOWN: Final = 15
 _LONGER: Final = LONG_STEP / 2
 """Share by which a step is long enough to be looked into. A fault costs LONG_STEP, of which noise may take a part."""
 
+
+_DOUBLINGS: Final = 8
+_LEVELS: Final = _LONGER * 2.0 ** np.arange(_DOUBLINGS)
+
+_HELD_UP: Final = 1.0
+"""A busy machine holds up a process for a part of a step, outside of any phase, as while a job begins."""
 
 _NEARLY_ALL: Final = 0.9
 _MOST_TOLD: Final = 64
@@ -58,7 +65,7 @@ class FaultsOfSomeSteps:
         self._newest = -1  # step that was looked at
         self._newest_before = -1  # step that was looked at the last time but one
         self._num_steps = 0  # of the job so far, that were looked at
-        self._num_long = 0  # of these
+        self._num_longer = np.zeros(_DOUBLINGS, np.int64)  # of these, longer by _LONGER and twice, four times … as much
         self._goes_on = False  # something was struck in the newest step
 
     def known(self, now: float) -> tuple[Finding, ...]:
@@ -72,26 +79,33 @@ class FaultsOfSomeSteps:
         steps = durations.steps
         if not len(steps) or steps[-1] <= self._newest:
             return
-        is_long, is_new = _are_long(durations), steps > self._newest
+        longer, is_new = _longer(durations), steps > self._newest
+        is_long = longer > _LONGER
         self._num_steps += int(is_new.sum())
-        self._num_long += int((is_long & is_new).sum())
+        self._num_longer += (longer[is_new] > _LEVELS[:, np.newaxis]).sum(axis=1)
         # Of a single window, a few long steps may be many: these are judged once more with the next one.
         is_due = self._goes_on or bool(is_long[steps > self._newest_before].any())
         self._newest_before, self._newest = self._newest, int(steps[-1])
         if not is_due or is_long.sum() < 2 or len(steps) < Thresholds().fewest_steps:
             return
         self._goes_on = False
-        for finding in _judged(sampled.run_of(steps), float(np.median(durations.ns))):
+        step_ns = float(np.median(durations.ns))
+        for finding in _judged(sampled.run_of(steps), step_ns):
             is_over = _last(finding) < self._newest
             if not is_over or not _are_all_of_few(finding, steps):
                 self._goes_on = True  # more steps will tell
-            elif not self._is_chance(finding, steps):
+            elif not self._is_chance(finding, steps, step_ns):
                 self._remember(finding, now)
 
-    def _is_chance(self, finding: Finding, steps: Int64) -> bool:
-        """Return whether chance explains it among all steps of the job so far, of which each long one is a strike."""
+    def _is_chance(self, finding: Finding, steps: Int64, step_ns: float) -> bool:
+        """Return whether chance explains it among all steps of the job so far.
+
+        Each step that is longer by half of what it costs, or nearly so, counts as a strike.
+        """
         struck = np.flatnonzero(_are_in_stretches(finding, steps)).tolist()
-        elsewhere = max(self._num_long - len(struck), 0)
+        half = min(stretch.cost_ns for stretch in finding.stretches) / step_ns / 2
+        level = max(int(np.searchsorted(_LEVELS, half, side="right")) - 1, 0)
+        elsewhere = max(int(self._num_longer[level]) - len(struck), 0)
         return chance_of(struck, elsewhere, self._world_size, self._num_steps) > CHANCE_OF_FEW
 
     def _remember(self, finding: Finding, now: float) -> None:
@@ -145,11 +159,11 @@ def _share_ranks(one: Collection[int], other: Collection[int]) -> bool:
     return 2 * len({*one} & {*other}) > min(len({*one}), len({*other}))
 
 
-def _are_long(durations: StepDurations) -> Bool:
-    """Return which steps take longer than usual on some rank."""
+def _longer(durations: StepDurations) -> Float64:
+    """Return by which share each step takes longer than usual on the rank where that is most; 0 for the warm-up."""
     ns = np.maximum(durations.ns, 1).astype(np.float64)
-    longer: Float64 = (ns / np.median(ns, axis=1, keepdims=True)).max(axis=0) - 1
-    return np.asarray((longer > _LONGER) & (durations.steps > durations.first_step))
+    longer = (ns / np.median(ns, axis=1, keepdims=True)).max(axis=0) - 1
+    return np.where(durations.steps > durations.first_step, longer, 0.0)
 
 
 def _are_in_stretches(finding: Finding, steps: Int64) -> Bool:
@@ -171,12 +185,19 @@ def _judged(run: Run, step_ns: float) -> Iterator[Finding]:
         is_unmeant = finding.cause not in MEANT and finding.cause not in OF_DIVISION
         # A busy machine strikes several of its ranks in the same few steps.
         has_place = finding.place != RANKS or len(finding.ranks) == 1
-        if finding.ranks and is_unmeant and has_place and costs and min(costs) >= LONG_STEP * step_ns:
+        # Nor is a link compared with other links in a stretch that is cut off.
+        has_place &= finding.cause != COMMUNICATION or finding.occurrence is not None
+        if finding.ranks and is_unmeant and has_place and costs and min(costs) >= _least_share(finding.cause) * step_ns:
             yield replace(
                 finding,
                 occurrence=finding.occurrence or _occurrence(finding, steps),
                 members=finding.members[:MOST_MEMBERS],
             )
+
+
+def _least_share(cause: str) -> float:
+    """Return the share of a typical step that each of the steps must cost."""
+    return _HELD_UP if cause == "unknown" else LONG_STEP
 
 
 def _are_all_of_few(finding: Finding, steps: Int64) -> bool:

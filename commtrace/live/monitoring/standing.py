@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from commtrace.analysis.clocks.time_of_day import clock_time
+from commtrace.analysis.stragglers.limits import WINDOWS_OF_LASTING
 from commtrace.analysis.stragglers.microbatches import SEQUENCES
+from commtrace.analysis.stragglers.normal import PAST
+from commtrace.analysis.stragglers.slow_links import COMMUNICATION
 from commtrace.findings.causes import JOB, OF_NO_RANK, RANKS, format_cause
 from commtrace.findings.finding import Finding, beginning_as, finding_id, format_since_step
 from commtrace.findings.formatting import format_duration
 from commtrace.findings.status import CHANGED, CLEARED, FOUND, LiveEvent
+
+_WINDOWS_OF_PAST: Final = WINDOWS_OF_LASTING
 
 
 def found(finding: Finding, now_ns: int, device: str) -> LiveEvent:
@@ -71,6 +76,8 @@ class _Known(NamedTuple):
 class StandingFindings:
     """Names findings that last ``windows_to_name`` windows in a row, and clears those that are gone.
 
+    Links that only their own past shows to be slow must last longer: a busy machine delays them for seconds.
+
     A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set. So a set
     that grows, shrinks or turns out to be a host is not named again, and keeps its id.
 
@@ -126,11 +133,15 @@ class StandingFindings:
             if _where(reported) != _where(seen):
                 yield changed(seen, reported, now_ns, device)
                 reported = seen
-        elif windows >= self._windows_to_name:
+        elif windows >= (_WINDOWS_OF_PAST if _shown_by_past(seen) else self._windows_to_name):
             reported = seen = replace(seen, id=_free_id(seen, ids))
             ids.add(seen.id)
             yield found(seen, now_ns, device)
         self._known.append(_Known(seen, reported, windows))
+
+
+def _shown_by_past(finding: Finding) -> bool:
+    return finding.cause == COMMUNICATION and finding.norm == PAST and finding.occurrence is None
 
 
 def _free_id(finding: Finding, taken: Collection[str]) -> str:

@@ -172,12 +172,12 @@ def test_what_goes_on_in_the_newest_step_is_judged_again_and_not_named(verdicts:
     assert faults.known(now=33.0) == ()
 
 
-@pytest.mark.parametrize(("long_before", "is_named"), [(0, True), (200, False)])
-def test_two_steps_say_little_in_a_job_that_has_had_many_long_ones(
-    verdicts: list[Finding], long_before: int, is_named: bool
+@pytest.mark.parametrize(("long_before", "ms", "is_named"), [(0, 150, True), (200, 150, False), (200, 108, True)])
+def test_two_steps_say_little_in_a_job_that_has_had_many_as_long(
+    verdicts: list[Finding], long_before: int, ms: float, is_named: bool
 ) -> None:
     """All steps of the job so far count, not only those that are kept."""
-    faults, kept = FaultsOfSomeSteps(2, SECONDS), Kept(*[100] * 20, *[100, 100, 150, 100] * long_before)
+    faults, kept = FaultsOfSomeSteps(2, SECONDS), Kept(*[100] * 20, *[100, 100, ms, 100] * long_before)
     faults.look(kept, now=0.0)
     first = len(kept.ms)
     kept.ms += [150, 150, *[100] * 40]

@@ -77,3 +77,12 @@ def test_a_finding_keeps_its_id_while_it_changes_and_no_other_one_gets_it() -> N
         [("changed", "slow/ranks/compute/1")],
         [("found", "slow/ranks/compute/1+2")],
     ]
+
+
+def test_a_link_that_only_its_past_shows_to_be_slow_is_named_after_four_windows() -> None:
+    link = replace(stage(0.0, cause="communication"), place="link", who="group of ranks 0–3")
+    for norm, first in (("past", 4), ("majority", 2)):
+        standing = StandingFindings(windows_to_name=2)
+        named = [bool(standing.join([replace(link, norm=norm)], 4.0 * window, "GPU")) for window in range(1, 6)]
+        assert named.index(True) + 1 == first
+        assert sum(named) == 1

@@ -75,9 +75,9 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   showOverview(overview, run, theme, leads);
   showFigures(summary, overview, await source.json<Utilization>("utilization.json"), (view) => views.show(view));
   const evidence = evidenceIn(panel, durationsOf(run, overview), views);
-  const open = showState(summary, {
+  const findings = showState(summary, {
     show: (finding) => {
-      open(finding);
+      findings.open(finding);
       return evidence.show(finding);
     },
     others: (finding) => evidence.others(finding),
@@ -85,7 +85,10 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   });
   const first = summary.findings.find(isInTimeline);
   window.dispatchEvent(new Event("resize")); // figures and steps stand above the timeline now
-  if (first && !panel?.isChosen) await evidence.lookAt(first);
+  if (first && !panel?.isChosen) {
+    findings.open(first);
+    await evidence.lookAt(first);
+  }
   await showHealth(source, summary);
   const stop = summary.findings.find(isStop);
   if (stop && !run.steps.length && !location.hash) await evidence.show(stop); // where each rank is, in place of steps that there are not
@@ -97,6 +100,7 @@ async function showRun(source: Source, theme: Theme): Promise<void> {
   });
   evidence.heatMap = lookInHeatMap;
   await showNetwork(summary, source, theme, leads.rank);
+  findings.refresh();
   await showGroups(source, leads.rank);
   await showExpected(source, summary, leads.rank);
   showWhatIf(

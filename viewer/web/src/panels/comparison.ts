@@ -101,7 +101,11 @@ function changes<Row extends Change & { name: string }>(
         order: ({ difference }) => Math.abs(difference ?? 0),
       },
       column("noise ±", (row) => row.noise),
-      { heading: "share", text: (row) => formatPercent(row.relative), order: (row) => Math.abs(row.relative ?? 0) },
+      {
+        heading: "share",
+        text: (row) => ((row.relative ?? 0) > 10 ? "> 10 ×" : formatPercent(row.relative)),
+        order: (row) => Math.abs(row.relative ?? 0),
+      },
       {
         heading: "beyond the noise",
         text: (row) => (row.is_real ? "yes" : row.noise === null ? "not known" : ""),

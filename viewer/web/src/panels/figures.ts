@@ -48,6 +48,10 @@ export function figures(
     summary.ranks.reduce((sum, rank) => sum + value(rank), 0) / summary.ranks.length;
   const exposed = mean(({ exposed_total_ns }) => exposed_total_ns);
   const bubble = mean(({ bubble_ns }) => bubble_ns);
+  const lost = summary.lost_time;
+  // What the step loses to it is less than what ranks spend in it: the other part waits for somebody, or costs nothing.
+  const costs = (part: string) =>
+    lost?.steps_ns && lost[part] ? `; costs ${formatDuration((lost[part] / lost.steps_ns) * wall)}` : "";
   const hasPipeline = (summary.pipeline?.stages ?? 1) > 1;
   return [
     {
@@ -59,7 +63,7 @@ export function figures(
     {
       name: "Exposed communication",
       value: formatPercent(exposed / wall),
-      detail: `${formatDuration(exposed)} a step`,
+      detail: `${formatDuration(exposed)} a step${costs("exposed_communication_ns")}`,
       view: "communication",
     },
     ...(hasPipeline
@@ -67,7 +71,7 @@ export function figures(
           {
             name: "Bubble",
             value: formatPercent(bubble / wall),
-            detail: `${formatDuration(bubble)} a step`,
+            detail: `${formatDuration(bubble)} a step${costs("bubble_ns")}`,
             view: "pipeline",
           },
         ]

@@ -44,6 +44,14 @@ describe("key figures", () => {
     expect(figures({ ...summaryOf([]), pipeline }, null, null).map(({ name }) => name)).toContain("Bubble");
   });
 
+  it("say what the step loses to it, as the findings do, besides what ranks spend in it", () => {
+    const lost = { gpus: null, steps_ns: 400e6, ideal_ns: 300e6, exposed_communication_ns: 60e6 };
+    const exposed = figures({ ...summaryOf([]), lost_time: lost }, null, null).find(
+      ({ view }) => view === "communication",
+    );
+    expect(exposed?.detail).toBe("50 ms a step; costs 30 ms");
+  });
+
   it("have lost GPU-hours where the job has GPUs, and the MFU where it is known", () => {
     const lost = { gpus: 64, steps_ns: 3600e9, ideal_ns: 2700e9 };
     expect(named({ ...summaryOf([]), lost_time: lost })["Lost GPU-hours"]).toBe("16");

@@ -22,14 +22,22 @@ export interface Evidence {
   all(): void;
 }
 
-/** Shows the state of the job and its findings; returns what marks a finding as the one that is looked at. */
-export function showState(summary: Summary, evidence: Evidence): (finding: Finding | null) => void {
+/** The findings beside every view, one of which is open. */
+export interface OpenFinding {
+  open(finding: Finding): void;
+  /** Offers the places that have come since the open one was opened. */
+  refresh(): void;
+}
+
+/** Shows the state of the job and its findings. */
+export function showState(summary: Summary, evidence: Evidence): OpenFinding {
   const heading = byId("state-heading");
   const { words, level } = judgement(summary);
   const badge = element("span", summary.state || "recorded", level === "bad" ? "badge bad" : "badge");
   heading.replaceChildren(badge, element("span", words, `judged ${level}`));
   const shown = summary.findings.filter(isShown);
-  const cards = new Map(shown.map((finding) => [finding, card(finding, evidence)]));
+  const unit = summary.lost_time && summary.lost_time.gpus === null ? "rank-hours" : "GPU-hours";
+  const cards = new Map(shown.map((finding) => [finding, card(finding, evidence, unit)]));
   byId("found").replaceChildren(...cards.values());
   const rest = summary.findings.length - shown.length;
   if (rest > 0) {
@@ -39,7 +47,8 @@ export function showState(summary: Summary, evidence: Evidence): (finding: Findi
     more.replaceChildren(all);
     more.hidden = false;
   }
-  return (chosen) => {
+  let chosen: Finding | null = null;
+  const refresh = () => {
     for (const [finding, node] of cards) {
       const isOpen = finding === chosen;
       node.classList.toggle("open", isOpen);
@@ -47,6 +56,13 @@ export function showState(summary: Summary, evidence: Evidence): (finding: Findi
       node.querySelector<HTMLElement>(".behind")!.hidden = !isOpen;
       if (isOpen) node.querySelector(".links")!.replaceChildren(...evidence.others(finding).map(linkTo));
     }
+  };
+  return {
+    refresh,
+    open: (finding) => {
+      chosen = finding;
+      refresh();
+    },
   };
 }
 
@@ -84,7 +100,7 @@ export function meanWall({ ranks }: Pick<Summary, "ranks">): number {
   return ranks.reduce((sum, { wall_ns }) => sum + wall_ns, 0) / Math.max(ranks.length, 1);
 }
 
-function card(finding: Finding, evidence: Evidence): HTMLElement {
+function card(finding: Finding, evidence: Evidence, unit: string): HTMLElement {
   const node = element("li", "", `finding ${finding.kind}`);
   const head = button("", "Show the evidence", () => evidence.show(finding));
   const title = element("span", titleOf(finding), "what");
@@ -92,7 +108,7 @@ function card(finding: Finding, evidence: Evidence): HTMLElement {
   line.textContent = finding.share === null ? "" : formatPercent(finding.share);
   const bar = element("i", "", "measure");
   bar.style.width = `${100 * Math.min(Math.max(finding.share ?? 0, 0), 1)}%`;
-  head.append(title, line, element("span", costs(finding), "costs"));
+  head.append(title, line, element("span", costs(finding, unit), "costs"));
   if (finding.share) head.append(bar);
   const behind = element("div", "", "behind");
   behind.hidden = true;
@@ -109,13 +125,13 @@ function titleOf({ kind, words, text }: Finding): string {
 }
 
 /** What a finding costs, and since when. */
-function costs(finding: Finding): string {
+function costs(finding: Finding, unit: string): string {
   const { cost_ns: cost, occurrence, gpu_hours_per_day: hours } = finding;
   const perStep =
     cost === null || occurrence ? "" : `${finding.cost_is_bound ? "at most " : ""}${formatDuration(cost)} a step`;
   return joined([
     occurrence ? `${formatDuration(occurrence.total_ns)} in all` : perStep,
-    hours ? `${formatHours(hours)} GPU-h a day` : "",
+    hours ? `${formatHours(hours)} ${unit} a day` : "",
     whenItHolds(finding),
   ]);
 }

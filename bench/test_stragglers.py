@@ -97,7 +97,7 @@ def test_a_single_event_is_reported_as_such() -> None:
     made = synthesize(case.job)
     found, over = bench.live(case, bench.Truth(made), made.run).sentences
 
-    said = r"checkpoint: once, in step 30: 8.0 s, from \d\d:\d\d:\d\d UTC on; on average it costs [\d.]+ ms "
+    said = r"checkpoint: once, in step 30: 8.0 s \([\d.]+%\), from \d\d:\d\d:\d\d UTC on; on average it costs "
     assert re.search(said, found)
     assert "Rank 2 on node0 goes on as its peers do (checkpoint) at 00:00:" in over
     assert over.endswith(" UTC: once, in step 30: 8.0 s.")

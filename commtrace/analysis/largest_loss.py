@@ -21,7 +21,6 @@ from commtrace.analysis.breakdown.states import (
     IDLE,
     MEMORY,
     OTHER,
-    REPLAY,
     TRANSFER,
     WAIT,
 )
@@ -41,9 +40,6 @@ ONLY_DUMPS: Final = (
 _SAY_NOTHING_OF_WORK: Final = frozenset(
     schema.KINDS[kind] for kind in (schema.STEP, schema.MARK, schema.COLLECTIVE, schema.P2P, schema.STALL)
 )
-_REPLAYED: Final = 0.05
-"""Smallest share of the step in replays that is told."""
-
 _MUCH_UNKNOWN: Final = 0.05
 """Smallest share of the step outside all spans that is told beside the parts of a replay."""
 
@@ -86,7 +82,7 @@ def losses_of_states(
         return (not_judged(JOB, "The steps have no length: there is nothing to judge."),) if ranks else ()
     found = [*_of_states(ranks, captured or {}), *_exposed(ranks, unmatched or {}, awaited)]
     losses = [_measured(loss, kinds, role, ranks, steps) for loss, kinds, role in found]
-    return (*(loss for loss in losses if (loss.share or 0.0) >= WORTH_NAMING), *_replayed(ranks, wall))
+    return tuple(loss for loss in losses if (loss.share or 0.0) >= WORTH_NAMING)
 
 
 def time_outside_spans(
@@ -124,16 +120,6 @@ def with_largest_of_the_rest(
         else finding
         for finding in findings
     )
-
-
-def _replayed(ranks: Sequence[RankMean], wall: int) -> Iterator[Finding]:
-    share = sum(rank.total(REPLAY) for rank in ranks) / wall
-    if share >= _REPLAYED:
-        yield not_judged(
-            JOB,
-            f"{share:.0%} of the step is replayed from CUDA graphs that communicate: how much of it is compute, and "
-            "how much exposed communication, is not known.",
-        )
 
 
 def _loss(cause: str, num_ranks: int) -> Finding:

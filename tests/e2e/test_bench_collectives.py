@@ -65,7 +65,7 @@ def test_shares_of_an_expected_rate_and_tables_of_groups_that_are_measured_toget
     assert (text.returncode, answer.returncode) == (1, 1)
     assert list(errors("bench-collectives", told)) == []
     assert next(iter(told)) == "verdict"
-    low = r"all_reduce on ranks 0–3 of node0 and node1 reaches only .* of the 2000 GB/s that 1TB/s per rank allow\."
+    low = r"all_reduce on ranks 0–3 of node0 and node1 reaches only .* of the 2.00 TB/s that 1TB/s per rank allow\."
     assert re.match(low, told["verdict"])
     assert told["verdict"].endswith("Expect 75 to 95 %: measure larger tensors first, with --max-bytes 1G.")
     assert not told["reached"]

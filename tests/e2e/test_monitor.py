@@ -62,12 +62,19 @@ class Job(threading.Thread):
         path = self.directory / "monitor.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for(self, kind: str, seconds: float) -> dict[str, Any]:
-        """The first event of a kind; how long it took does not matter up to a limit that a busy machine keeps."""
+    def lasting(self) -> list[dict[str, Any]]:
+        """The events on what lasts: on a busy machine any rank may be held up in a few steps."""
+        return [event for event in self.events() if event["finding"]["occurrence"] is None]
+
+    def wait_for(self, kind: str, seconds: float, *, lasts: bool = True) -> dict[str, Any]:
+        """The first such event; how long it took does not matter up to a limit that a busy machine keeps.
+
+        Of faults of some steps it is the first one on rank 2.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for event in self.events():
-                if event["kind"] == kind:
+            for event in self.lasting() if lasts else self.events():
+                if event["kind"] == kind and (lasts or event["finding"]["ranks"] == [2]):
                     return event
             time.sleep(0.1)
         raise AssertionError(f"no event {kind} after {seconds} s: {self.events()} {self.status()}")
@@ -120,11 +127,13 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
     )
     try:
         job.wait_until_it_trains()
-        assert job.events() == []
+        assert job.lasting() == []
         job.slow.write_text("2 0.2")
         slowed_at = time.time()
         found = job.wait_for("found", 40)
-        named = [one["ranks"] for one in job.status()["findings"] if one["kind"] == "slow"]
+        named = [
+            one["ranks"] for one in job.status()["findings"] if one["kind"] == "slow" and one["occurrence"] is None
+        ]
         # 16 ms in each step. The windows that name it may hold steps from before the fault; a later one does not.
         until(lambda: 0.5 * 16 < job.cost_ms_of(2) < 1.5 * 16, 20, job.status)
         job.slow.unlink()
@@ -145,8 +154,8 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
     assert "commtrace: Rank 2 on" in job.completed.stdout
     assert "rank-hours per day" in job.completed.stdout
     assert "is as fast as its peers again" in job.completed.stdout
-    assert [event["kind"] for event in job.events()] == ["found", "recovered"], job.events()
-    assert [event["kind"] for event in received] == ["found", "recovered"]
+    assert [event["kind"] for event in job.lasting()] == ["found", "recovered"], job.events()
+    assert [event["kind"] for event in received] == [event["kind"] for event in job.events()]
     _job_steps_hold_the_steps_of_all_ranks(spans)
 
 
@@ -176,8 +185,8 @@ def test_a_rank_that_is_slow_in_a_few_steps_is_named_once_with_these_steps(tmp_p
         job.slow.write_text("2 3.0")
         time.sleep(1.0)  # about three steps, of 320 ms
         job.slow.unlink()
-        found = job.wait_for("found", 40)["finding"]
-        stands = [one["id"] for one in job.status()["findings"] if one["kind"] == "slow"]
+        found = job.wait_for("found", 40, lasts=False)["finding"]
+        stands = [one["id"] for one in job.status()["findings"] if one["ranks"] == [2]]
     finally:
         job.slow.with_name("stop").touch()
         job.join()
@@ -186,7 +195,7 @@ def test_a_rank_that_is_slow_in_a_few_steps_is_named_once_with_these_steps(tmp_p
     assert (found["ranks"], found["cause"], stands) == ([2], "unknown", [found["id"]])
     assert set(found["occurrence"]["steps"]) == _steps_in_which_it_sleeps_longer(tmp_path / "run", 2)
     assert found["who"].startswith("rank 2 on ")
-    assert [event["kind"] for event in job.events()] == ["found"]
+    assert [event["kind"] for event in job.events() if event["finding"]["ranks"] == [2]] == ["found"]
 
 
 def _steps_in_which_it_sleeps_longer(directory: Path, rank: int) -> set[int]:

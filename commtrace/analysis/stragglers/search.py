@@ -223,7 +223,14 @@ def judge_stragglers(
 
     Of ``run``, on one clock, only the rows of steps are used. ``replay`` is None if the steps cannot be replayed.
     """
-    thresholds = thresholds or Thresholds()
+    judgement = _judge(run, measured, replay, thresholds or Thresholds(), baseline)
+    replayed = (not_judged(RANKS, sentence) for sentence in measured.replayed_share.sentences())
+    return replace(judgement, not_judged=(*judgement.not_judged, *replayed))
+
+
+def _judge(
+    run: Run, measured: MeasuredWork, replay: Replay | None, thresholds: Thresholds, baseline: HealthyRun | None
+) -> Judgement:
     if len(run.ranks) < 2:
         return Judgement.without(NO_PEERS)
     if measured.steps is None or replay is None:
@@ -260,8 +267,7 @@ def judge_stragglers(
         abstentions = (not_judged(RANKS, not_told(classes)), *abstentions)
     elif not has_peers and not slow and not others.findings:
         abstentions = (not_judged(RANKS, NO_PEERS), *undecided)
-    replayed = measured.replayed_share.sentences()
-    abstentions = (*_on_missing_ranks(run), *abstentions, *(not_judged(RANKS, sentence) for sentence in replayed))
+    abstentions = (*_on_missing_ranks(run), *abstentions)
     ordered = sorted([*slow, *others.findings], key=lambda finding: -(finding.cost_ns or 0.0))
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""

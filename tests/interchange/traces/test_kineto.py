@@ -16,6 +16,7 @@ from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, ImportFileError
+from commtrace.findings.finding import NOT_JUDGED
 from commtrace.interchange.traces.kineto import KinetoOptions, import_kineto
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
@@ -522,7 +523,7 @@ def test_the_advice_for_a_trace_without_device_events_is_for_its_device(
 def test_without_a_loss_none_is_named(tmp_path: Path) -> None:
     import_kineto([write_trace(tmp_path / "0.json", [kernel(1, 2)])], tmp_path / "run")
 
-    assert summarise(tmp_path / "run").verdict == "The ranks compute all the time: there is no loss to name."
+    assert [finding.kind for finding in summarise(tmp_path / "run").findings] == [NOT_JUDGED]
 
 
 def test_a_rank_whose_kernels_take_longer_was_computing(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_questions_are_answered_by_the_search(address: str, browser: Any) -> Non
     page = browser.new_page()
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
-    offered = {}
+    offered: dict[str, list[str]] = {}
     for question, wanted in QUESTIONS.items():
         page.goto(address)
         page.click(".md-search__input")

@@ -17,10 +17,10 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns, wall_clock_ns
+from commtrace.analysis.clocks.time_of_day import FIRST_DATE_NS, date_and_time, step_end_ns, wall_clock_ns
 from commtrace.analysis.hangs.job_end import RUNNING, Count, EarlierAttempt, earlier_attempts, how_it_ended
 from commtrace.analysis.hangs.no_progress import find_quiet
-from commtrace.analysis.hangs.rank_state import FIRST_DATE_NS, Ending, find_endings
+from commtrace.analysis.hangs.rank_state import Ending, find_endings
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.rank_files import rank_directory, segment_paths

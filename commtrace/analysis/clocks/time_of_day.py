@@ -14,8 +14,8 @@ from typing import Final
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 
-_EARLIEST_NS: Final = 10**18
-"""2001. Imported traces without a wall clock count from a zero of their own."""
+FIRST_DATE_NS: Final = 10**18
+"""The year 2001. Imported times before it count from the begin of a trace, or of a host's clock."""
 
 
 def wall_clock_ns(trace: RankTrace, time_ns: int) -> int:
@@ -36,7 +36,7 @@ def step_begin_ns(run: Run, step: int) -> int | None:
         rows = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
         if rows.any():
             begins.append(wall_clock_ns(trace, int(trace.spans.start[rows].min())))
-    return min(begins) if begins and min(begins) > _EARLIEST_NS else None
+    return min(begins) if begins and min(begins) > FIRST_DATE_NS else None
 
 
 def step_end_ns(run: Run, step: int) -> int | None:
@@ -46,7 +46,7 @@ def step_end_ns(run: Run, step: int) -> int | None:
         rows = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
         if rows.any():
             ends.append(wall_clock_ns(trace, int(trace.spans.end[rows].max())))
-    return max(ends) if ends and min(ends) > _EARLIEST_NS else None
+    return max(ends) if ends and min(ends) > FIRST_DATE_NS else None
 
 
 def iso_utc(epoch_ns: int) -> str:

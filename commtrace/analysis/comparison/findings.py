@@ -25,7 +25,7 @@ class ComparedFinding(NamedTuple):
     """A finding of one of two runs, or of both."""
 
     change: Change
-    finding: Finding  # of the later run, if it is there
+    finding: Finding  # of the later run, if it is worth naming there
     before_ns: float | None  # cost in a step; None if it is not there, or not known
     after_ns: float | None
 
@@ -47,29 +47,19 @@ def compare_findings(
     A cost has changed if it differs by as much as is worth naming of a step of ``step_ns``. New ones stand first, then
     those that cost more, less, that have gone, and that are the same, each the costliest first.
     """
-    known = {finding.id: finding for finding in worth_naming(before)}
-    found = {finding.id: finding for finding in worth_naming(after)}
+    named: dict[str, Finding] = {}
+    for finding in (*worth_naming(after), *worth_naming(before)):
+        named.setdefault(finding.id, finding)
     # What is worth naming on one side only may be there on the other: then its cost has changed.
-    small = {finding.id: finding for finding in (*after, *before) if finding.id in known or finding.id in found}
-    compared = [
-        _compared(
-            found.get(name) or known.get(name) or finding,
-            _of(name, before),
-            _of(name, after),
-            (step_ns or 0.0) * WORTH_NAMING,
-        )
-        for name, finding in small.items()
-    ]
+    of_before, of_after = ({finding.id: finding for finding in side} for side in (before, after))
+    least_ns = (step_ns or 0.0) * WORTH_NAMING
+    compared = [_compared(finding, of_before.get(key), of_after.get(key), least_ns) for key, finding in named.items()]
     order = (NEW, MORE, LESS, GONE, SAME)
-    return tuple(sorted(compared, key=lambda one: (order.index(one.change), -(one.after_ns or one.before_ns or 0.0))))
-
-
-def _of(name: str, findings: Sequence[Finding]) -> Finding | None:
-    return next((finding for finding in findings if finding.id == name), None)
+    return tuple(sorted(compared, key=lambda row: (order.index(row.change), -(row.after_ns or row.before_ns or 0.0))))
 
 
 def _compared(finding: Finding, before: Finding | None, after: Finding | None, least_ns: float) -> ComparedFinding:
-    before_ns, after_ns = (None if one is None else one.cost_ns for one in (before, after))
+    before_ns, after_ns = (None if side is None else side.cost_ns for side in (before, after))
     change: Change = SAME
     if before is None:
         change = NEW

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from commtrace.analysis.hangs.rank_state import FIRST_DATE_NS
+from commtrace.analysis.clocks.time_of_day import FIRST_DATE_NS
 from commtrace.analysis.matching.arrivals import reports_activity
 from commtrace.analysis.steps.progress import find_progress, last_advance_ns
 from commtrace.findings.formatting import format_ranks

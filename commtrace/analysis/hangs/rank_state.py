@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.clocks.time_of_day import wall_clock_ns
+from commtrace.analysis.clocks.time_of_day import FIRST_DATE_NS, wall_clock_ns
 from commtrace.analysis.matching.arrivals import (
     GroupLabel,
     RankArrivals,
@@ -40,9 +40,6 @@ _OLDER_RECORDER_NS: Final = 11_000_000_000
 """Recorders without that report wrote at least a clock anchor every ten seconds."""
 
 _SLACK_NS: Final = 2_000_000_000
-
-FIRST_DATE_NS: Final = 10**18
-"""The year 2001. Imported times before it count from the begin of a trace, or of a host's clock."""
 
 _LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python")
 

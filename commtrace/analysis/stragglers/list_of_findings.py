@@ -16,6 +16,9 @@ from commtrace.findings.finding import LOST, Finding, ranked
 
 NO_STEPS: Final = "No step was recorded in full, so nothing can be compared."
 
+_SMALLEST_SHARE: Final = 0.01
+"""Of the stalls, from which a role is told."""
+
 
 def with_lost_time(judgement: Judgement, lost: LostTime | None) -> tuple[Finding, ...]:
     """Return the list of what was found, of the time that is lost beside it, and of what could not be judged."""
@@ -26,10 +29,6 @@ def with_lost_time(judgement: Judgement, lost: LostTime | None) -> tuple[Finding
         for finding, ns in zip(judgement.slow, lost.of_findings, strict=True)
     ]
     return ranked([*slow, *lost_findings(lost, judgement.slow), *judgement.not_judged])
-
-
-_SMALLEST_SHARE: Final = 0.01
-"""Of the stalls, from which a role is told."""
 
 
 def with_roles(

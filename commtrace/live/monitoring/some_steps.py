@@ -4,7 +4,7 @@ A rank, a host or a link that costs much in a few steps makes these steps long o
 done until steps are long; then the functions for a recording say whether chance explains it, who it was, and the cost.
 
 >>> faults = FaultsOfSomeSteps(world_size=8, seconds=4.0)
->>> faults.look(sampled_steps)  # doctest: +SKIP
+>>> faults.look(sampled_steps, now=1795425246.0)  # doctest: +SKIP
 >>> faults.known(now=1795425247.0)
 ()
 """
@@ -36,14 +36,16 @@ _WINDOWS_KNOWN: Final = 15
 _LONGER: Final = LONG_STEP / 2
 """Share by which a step is long enough to be looked into. A fault costs LONG_STEP, of which noise may take a part."""
 
-
 _DOUBLINGS: Final = 8
 _LEVELS: Final = _LONGER * 2.0 ** np.arange(_DOUBLINGS)
+"""Long steps are counted by how long they are: such a share longer than usual, or more."""
 
 _HELD_UP: Final = 1.0
 """A busy machine holds up a process for a part of a step, outside of any phase, as while a job begins."""
 
 _NEARLY_ALL: Final = 0.9
+"""Share of what a finding costs in all that its stretches must hold."""
+
 _MOST_TOLD: Final = 64
 
 
@@ -70,8 +72,8 @@ class FaultsOfSomeSteps:
 
     def known(self, now: float) -> tuple[Finding, ...]:
         """Return the faults of the last minute; ``now`` is in epoch seconds."""
-        self._known = {key: one for key, one in self._known.items() if one.until > now}
-        return tuple(one.finding for one in self._known.values())
+        self._known = {key: fault for key, fault in self._known.items() if fault.until > now}
+        return tuple(fault.finding for fault in self._known.values())
 
     def look(self, sampled: SampledSteps, now: float) -> None:
         """Look at the new steps, and judge all that are kept if some are long."""
@@ -143,7 +145,7 @@ class ToldFaults:
             fault
             for fault in faults
             if not any(told.first <= fault.since_step and _last(fault) <= told.last for told in self._of_ranks(fault))
-            and not any(one.cause == fault.cause and _share_ranks(one.ranks, fault.ranks) for one in pauses)
+            and not any(pause.cause == fault.cause and _share_ranks(pause.ranks, fault.ranks) for pause in pauses)
         ]
 
     def _of_ranks(self, fault: Finding) -> Iterator[_Told]:
@@ -154,9 +156,9 @@ def _last(fault: Finding) -> int:
     return fault.stretches[-1].last
 
 
-def _share_ranks(one: Collection[int], other: Collection[int]) -> bool:
+def _share_ranks(first: Collection[int], second: Collection[int]) -> bool:
     """Return whether more than half of the smaller set is in both."""
-    return 2 * len({*one} & {*other}) > min(len({*one}), len({*other}))
+    return 2 * len({*first} & {*second}) > min(len({*first}), len({*second}))
 
 
 def _longer(durations: StepDurations) -> Float64:
@@ -209,6 +211,6 @@ def _are_all_of_few(finding: Finding, steps: Int64) -> bool:
 
 
 def _occurrence(finding: Finding, steps: Int64) -> Occurrence:
-    struck = [steps[(steps >= one.first) & (steps <= one.last)] for one in finding.stretches]
-    total_ns = sum(one.cost_ns * len(own) for one, own in zip(finding.stretches, struck, strict=True))
+    struck = [steps[(steps >= stretch.first) & (steps <= stretch.last)] for stretch in finding.stretches]
+    total_ns = sum(stretch.cost_ns * len(within) for stretch, within in zip(finding.stretches, struck, strict=True))
     return Occurrence(tuple(np.concatenate(struck).tolist()), round(total_ns), len(steps))

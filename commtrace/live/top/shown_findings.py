@@ -20,10 +20,10 @@ class ShownFinding(NamedTuple):
 def ranked_once(shown: Iterable[ShownFinding]) -> list[ShownFinding]:
     """Return findings in the order of a list, each with an id of its own; the job makes no progress once."""
     by_id: dict[str, ShownFinding] = {}
-    for one in shown:
-        number, free = 1, one.finding.id
+    for finding, source in shown:
+        number, free = 1, finding.id
         while free in by_id:
-            number, free = number + 1, f"{one.finding.id}+{number + 1}"
-        if number == 1 or one.finding.kind != HANG:
-            by_id[free] = one._replace(finding=structs.replace(one.finding, id=free))
-    return [by_id[finding.id] for finding in ranked(one.finding for one in by_id.values())]
+            number, free = number + 1, f"{finding.id}+{number + 1}"
+        if number == 1 or finding.kind != HANG:
+            by_id[free] = ShownFinding(structs.replace(finding, id=free), source)
+    return [by_id[finding.id] for finding in ranked(finding for finding, _ in by_id.values())]

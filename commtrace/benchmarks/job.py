@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -147,6 +148,9 @@ def join(backend: str = "", seconds: float = 300.0) -> Iterator[BenchmarkJob]:
         try:
             yield job
         except ConfigurationError as error:
+            # The threads of gloo drop the last references to the tensors of `gather`, for which they need the GIL: one
+            # that asks for it while Python is finalised aborts the process. They end with the group.
+            atexit.register(dist.destroy_process_group, control)
             if job.rank == 0:
                 raise
             job.await_rank_0()

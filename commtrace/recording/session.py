@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import operator
@@ -27,6 +28,8 @@ _lock = threading.RLock()
 _current: Instrumentation | None = None
 _starting = threading.Lock()
 _is_to_stop = False
+_newest: Instrumentation | None = None
+"""The last one that was started, also when it has stopped."""
 _sessions: list[Instrumentation] = []
 """Those whose callbacks the end of the process waits for."""
 _exit_pid = 0
@@ -213,7 +216,8 @@ def _started(config: Config, predecessor: Predecessor | None = None) -> Instrume
 
 def _end_at_exit(session: Instrumentation) -> None:
     """Wait, at exit, for the callbacks of this session and of earlier ones that still have some to come."""
-    global _sessions, _exit_pid
+    global _newest, _sessions, _exit_pid
+    _newest = session
     _sessions = [*(earlier for earlier in _sessions if earlier.awaits_callbacks), session]
     if _exit_pid != os.getpid():
         _exit_pid = os.getpid()
@@ -238,13 +242,14 @@ def _end_before_others() -> None:
 def _end(pid: int) -> None:
     if os.getpid() != pid:
         return
-    try:
-        is_settled = True
-        for session in _sessions:
-            # The time in which one did not settle was that of all others, too.
-            is_settled = session.await_callbacks(is_patient=is_settled) and is_settled
-    finally:
-        stop()
+    with contextlib.nullcontext() if _newest is None else _newest.telling_findings():
+        try:
+            is_settled = True
+            for session in _sessions:
+                # The time in which one did not settle was that of all others, too.
+                is_settled = session.await_callbacks(is_patient=is_settled) and is_settled
+        finally:
+            stop()
 
 
 def _after_fork_in_child() -> None:
@@ -252,9 +257,9 @@ def _after_fork_in_child() -> None:
 
     A DataLoader worker never does; a training process does, which a notebook or multiprocessing has forked.
     """
-    global _current, _lock, _starting, _inherited, _sessions
+    global _current, _newest, _lock, _starting, _inherited, _sessions
     _lock, _starting = threading.RLock(), threading.Lock()
-    _sessions = []  # the threads that call their callbacks are the parent's
+    _newest, _sessions = None, []  # the threads that call their callbacks are the parent's
     session, _current = _current, None
     if session is not None:
         session.abandon_after_fork()

@@ -427,7 +427,8 @@ def _nodes(finding: Finding, nodes: NodesOfFinding) -> tuple[str, ...]:
     if finding.cause not in OF_A_NODE and finding.place != HOST:
         return ()
     end = "one of its ends" if finding.place == LINK else "it"
-    devices = f"Device{'s' * (len(nodes.devices) > 1)}: {', '.join(nodes.devices)}." if nodes.devices else ""
+    of = "Device of " if len(nodes.devices) == 1 else "Devices: "
+    devices = f"{of}{', '.join(nodes.devices)}." if nodes.devices else ""
     return devices, f"To keep the next job off {end}: {nodes.exclude_nodes}"
 
 

@@ -28,8 +28,6 @@ _lock = threading.RLock()
 _current: Instrumentation | None = None
 _starting = threading.Lock()
 _is_to_stop = False
-_newest: Instrumentation | None = None
-"""The last one that was started, also when it has stopped."""
 _sessions: list[Instrumentation] = []
 """Those whose callbacks the end of the process waits for."""
 _exit_pid = 0
@@ -216,8 +214,7 @@ def _started(config: Config, predecessor: Predecessor | None = None) -> Instrume
 
 def _end_at_exit(session: Instrumentation) -> None:
     """Wait, at exit, for the callbacks of this session and of earlier ones that still have some to come."""
-    global _newest, _sessions, _exit_pid
-    _newest = session
+    global _sessions, _exit_pid
     _sessions = [*(earlier for earlier in _sessions if earlier.awaits_callbacks), session]
     if _exit_pid != os.getpid():
         _exit_pid = os.getpid()
@@ -242,7 +239,7 @@ def _end_before_others() -> None:
 def _end(pid: int) -> None:
     if os.getpid() != pid:
         return
-    with contextlib.nullcontext() if _newest is None else _newest.telling_findings():
+    with contextlib.nullcontext() if _current is None else _current.telling_findings():
         try:
             is_settled = True
             for session in _sessions:
@@ -257,9 +254,9 @@ def _after_fork_in_child() -> None:
 
     A DataLoader worker never does; a training process does, which a notebook or multiprocessing has forked.
     """
-    global _current, _newest, _lock, _starting, _inherited, _sessions
+    global _current, _lock, _starting, _inherited, _sessions
     _lock, _starting = threading.RLock(), threading.Lock()
-    _newest, _sessions = None, []  # the threads that call their callbacks are the parent's
+    _sessions = []  # the threads that call their callbacks are the parent's
     session, _current = _current, None
     if session is not None:
         session.abandon_after_fork()

@@ -137,6 +137,7 @@ def plan(
             "compute_seconds": None if times is None else times.compute_seconds,
             "times": [] if times is None else to_json(times.roles),
             "iteration_time": None if times is None else to_json(times.iteration),
+            "pipelined_time": None if times is None else to_json(times.pipelined),
             "measured_other_sizes": [] if times is None else to_json(times.other_sizes),
             "times_not_measured": [] if times is None else to_json(times.not_measured),
         }

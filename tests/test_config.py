@@ -241,7 +241,7 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
         "commtrace/cli/commands/bench_overhead.py",
         "commtrace/cli/commands/run.py",
         "commtrace/cli/ended_command.py",
-        "commtrace/trace/files/side_process.py",
+        "commtrace/trace/side_process.py",
     }
 
 

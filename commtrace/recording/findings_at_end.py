@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.recording.installation import own_command
-from commtrace.trace.files import side_process
+from commtrace.trace import side_process
 
 _MODULE: Final = "commtrace.cli.ending"
 """By its name: a training process does not import what reads runs."""

@@ -13,7 +13,7 @@ import pytest
 
 from commtrace.recording import findings_at_end
 from commtrace.recording.findings_at_end import findings_told
-from commtrace.trace.files import side_process
+from commtrace.trace import side_process
 
 HELPERS = "tests.recording.helpers_at_end"
 

@@ -495,7 +495,8 @@ def _hidden(frame: Frame, rows: Sequence[RankRow]) -> Iterator[Text]:
 
 def _footer(frame: Frame, width: int, refresh: float | None) -> Iterator[Text]:
     if refresh is not None:
-        yield Text(f"A look takes {format_duration(frame.took_ns)}, then {format_duration(round(refresh * 1e9))}. Ctrl-C ends.", "dim")
+        took, pause = format_duration(frame.took_ns), format_duration(round(refresh * 1e9))
+        yield Text(f"A look takes {took}, then {pause} until the next. Ctrl-C ends.", "dim")
 
 
 def _wrapped(text: str, width: int, style: str, indent: str) -> Iterator[Text]:

@@ -19,7 +19,6 @@ from commtrace.findings.formatting import format_duration
 from commtrace.findings.status import CHANGED, CLEARED, FOUND, LiveEvent
 
 _WINDOWS_OF_PAST: Final = WINDOWS_OF_LASTING
-_WINDOWS_OF_COST: Final = WINDOWS_OF_LASTING
 
 
 def found(finding: Finding, now_ns: int, device: str) -> LiveEvent:
@@ -83,12 +82,14 @@ class StandingFindings:
     A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set. So a set
     that grows, shrinks or turns out to be a host is not named again, and keeps its id.
 
-    A finding keeps the begin of its first observation; if ``are_dated``, it takes that of the newest one.
+    A finding keeps the begin of its first observation; if ``are_dated``, it takes that of the newest one. Its cost is the
+    mean over the newest ``windows_of_cost``: of what strikes in one step of five, a window may hold one or two.
     """
 
-    def __init__(self, windows_to_name: int, *, are_dated: bool = False) -> None:
+    def __init__(self, windows_to_name: int, *, are_dated: bool = False, windows_of_cost: int = 1) -> None:
         self._windows_to_name = windows_to_name
         self._are_dated = are_dated
+        self._windows_of_cost = windows_of_cost
         self._known: list[_Known] = []
 
     @property
@@ -129,7 +130,7 @@ class StandingFindings:
         if known is not None:
             reported, windows = known.reported, known.windows + windows
             if set(seen.ranks) == set(known.finding.ranks):
-                costs_ns = (*known.costs_ns, *costs_ns)[-_WINDOWS_OF_COST:]
+                costs_ns = (*known.costs_ns, *costs_ns)[-self._windows_of_cost :]
             seen = _with_cost(seen, costs_ns)
             if not self._are_dated and (known.finding.since_ns or 0) < (seen.since_ns or 0):
                 seen = beginning_as(seen, known.finding)
@@ -150,7 +151,7 @@ def _costs(finding: Finding) -> tuple[float, ...]:
 
 
 def _with_cost(finding: Finding, costs_ns: Sequence[float]) -> Finding:
-    """Return a finding with the mean of its costs: of what strikes now and then, a window may hold one or two."""
+    """Return a finding with the mean of these costs."""
     if not costs_ns or not finding.cost_ns:
         return finding
     cost_ns = sum(costs_ns) / len(costs_ns)

@@ -116,7 +116,7 @@ class Watch:
         self._undecided = _Undecided()
         self._undecided_of_steps = _Undecided()
         self._history = WorkHistory(world_size)
-        self._ranks = StandingFindings(windows_to_name=1, are_dated=True)
+        self._ranks = StandingFindings(windows_to_name=1, are_dated=True, windows_of_cost=WINDOWS_OF_LASTING)
         self._memory = PauseMemory(world_size)
         self._now_and_then = StandingFindings(windows_to_name=1)
         self._replay = SampledReplay(world_size, seconds)

@@ -89,7 +89,7 @@ def test_a_link_that_only_its_past_shows_to_be_slow_is_named_after_four_windows(
 
 
 def test_the_cost_is_the_mean_over_the_last_windows() -> None:
-    standing = StandingFindings(windows_to_name=1)
+    standing = StandingFindings(windows_to_name=1, windows_of_cost=4)
     costs = []
     for at, cost_ms in enumerate((10, 20, 30, 40, 50)):
         standing.join([replace(stage(0), cost_ns=cost_ms * 1e6, share=cost_ms / 100)], 4.0 * at, "GPU")
@@ -100,7 +100,7 @@ def test_the_cost_is_the_mean_over_the_last_windows() -> None:
 
 
 def test_the_cost_begins_anew_with_other_ranks() -> None:
-    standing = StandingFindings(windows_to_name=1)
+    standing = StandingFindings(windows_to_name=1, windows_of_cost=4)
     for ranks, cost_ms in (((2, 3), 10), ((2, 3, 4), 50)):
         standing.join([replace(stage(0), ranks=ranks, cost_ns=cost_ms * 1e6)], 4.0, "GPU")
 

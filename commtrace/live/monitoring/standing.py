@@ -82,8 +82,8 @@ class StandingFindings:
     A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set. So a set
     that grows, shrinks or turns out to be a host is not named again, and keeps its id.
 
-    A finding keeps the begin of its first observation; if ``are_dated``, it takes that of the newest one. Its cost is the
-    mean over the newest ``windows_of_cost``: of what strikes in one step of five, a window may hold one or two.
+    A finding keeps the begin of its first observation; if ``are_dated``, it takes that of the newest one. Its cost is
+    the mean over the newest ``windows_of_cost``: of what strikes in one step of five, a window may hold one or two.
     """
 
     def __init__(self, windows_to_name: int, *, are_dated: bool = False, windows_of_cost: int = 1) -> None:

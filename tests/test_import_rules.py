@@ -36,6 +36,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "recording.agreement": BASE | {"recording.options"},
     "recording.identity": BASE | {"recording.agreement", "recording.launchers", "recording.options"},
     "recording.process_end": frozenset(),
+    "recording.findings_at_end": BASE | {"recording.installation"},
     "recording.recorder": BASE | {"recording.process_end"},
     "recording.compile_safe": frozenset(),
     "capture": BASE
@@ -43,6 +44,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "_native",
         "recording.agreement",
         "recording.compile_safe",
+        "recording.findings_at_end",
         "recording.identity",
         "recording.installation",
         "recording.launchers",

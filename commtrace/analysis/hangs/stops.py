@@ -16,11 +16,11 @@ from commtrace.analysis.matching.arrivals import (
     GroupLabel,
     MessageDirection,
     RankArrivals,
-    UnendedCall,
     describe_group,
     known_groups,
 )
 from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.hang_report import InFlight
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import GONE, SUSPENDED
@@ -137,7 +137,9 @@ def _collective(
     here = {rank: call for rank, call in waits.items() if call.seq == behind and rank in there}
     # Unrecorded steps show nothing in flight, but their numbers have stopped.
     unrecorded = [arrivals[rank].stalled_ns for rank in there if run.ranks[rank].recording]
-    waited = max((call.age_ns for call in here.values()), default=max(unrecorded, default=0) or None)
+    waited = max(
+        (arrivals[rank].age_ns(call) for rank, call in here.items()), default=max(unrecorded, default=0) or None
+    )
     longest = max((arrivals[rank].longest_ns.get(number, -1) for rank in there), default=-1)
     kind = _kind(run, there, absent, waited, longest, endings)
     if kind is None:
@@ -170,7 +172,7 @@ def _missing(absent: Mapping[int, int]) -> tuple[MissingRank, ...]:
     return tuple(MissingRank(rank, last if last >= 0 else None) for rank, last in absent.items())
 
 
-def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, UnendedCall]:
+def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, InFlight]:
     waits = {}
     for rank in members:
         calls = [call for call in arrivals[rank].in_flight if call.group == number and not call.is_p2p]
@@ -224,19 +226,19 @@ def _messages(
     arrivals: Mapping[int, RankArrivals],
     endings: Mapping[int, Ending],
 ) -> list[Stop]:
-    sides: dict[tuple[int, int, int, int, int], dict[int, UnendedCall]] = defaultdict(dict)
+    sides: dict[tuple[int, int, int, int, int], dict[int, InFlight]] = defaultdict(dict)
     for rank, rank_arrivals in arrivals.items():
         for call in rank_arrivals.in_flight:
             if call.is_p2p:
                 sender, receiver = (rank, call.peer) if call.operation == "send" else (call.peer, rank)
-                sides[sender, receiver, call.group, call.message.tag, call.number if call.seq >= 0 else -1][rank] = call
+                sides[sender, receiver, call.group, call.tag, call.number if call.seq >= 0 else -1][rank] = call
     stops = []
     for (sender, receiver, number, tag, seq), waits in sides.items():
         absent = {
             rank: last for rank in (sender, receiver) if (last := _last(rank, waits, arrivals, sender)) is not None
         }
         absent = {rank: last for rank, last in absent.items() if last < seq}
-        waited = max(call.age_ns for call in waits.values())
+        waited = max(arrivals[rank].age_ns(call) for rank, call in waits.items())
         there = tuple(waits)
         longest = max((arrivals[rank].longest_message_ns.get(number, -1) for rank in there), default=-1)
         known = {rank: last for rank, last in absent.items() if rank in arrivals}
@@ -264,13 +266,13 @@ def _messages(
     return stops
 
 
-def _last(rank: int, waits: Mapping[int, UnendedCall], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
+def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
     """Return the number of the last message that the other side had launched; None if it waits, or is any rank."""
     if rank in waits or rank < 0 or rank not in arrivals:
         return None
     call = next(iter(waits.values()))
     (waiter,) = waits
-    message = MessageDirection(call.group, rank == sender, waiter, call.message.tag)
+    message = MessageDirection(call.group, rank == sender, waiter, call.tag)
     return max(arrivals[rank].messages.get(message, 0), arrivals[rank].sent.get(message, 0)) - 1
 
 
@@ -328,7 +330,7 @@ def _stuck_in(
         for call in rank_arrivals.in_flight:  # The one that blocks training comes first.
             seq = call.number if call.is_p2p and call.seq >= 0 else call.seq
             known = by_wait.get((rank, call.group, seq, call.is_p2p))
-            waits = call.age_ns >= SHORTEST_HANG_NS or endings[rank].state == DUMPED
+            waits = rank_arrivals.age_ns(call) >= SHORTEST_HANG_NS or endings[rank].state == DUMPED
             if known is not None and waits and rank not in stuck:
                 stuck[rank] = (known, bool(call.blocking))
     return stuck

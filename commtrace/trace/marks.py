@@ -25,6 +25,7 @@ from commtrace.trace.graphs import CapturedGraph, check_graph
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import all_printable, decode_json, printable_json
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
+from commtrace.trace.quiet import QUIET, QuietChange
 from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, OsExit, TriggeredDetail
 from commtrace.trace.topology import Topology
 
@@ -107,6 +108,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "failed": FailedCommunication,
     "exit": OsExit,
     "end": _End,
+    QUIET: QuietChange,
 }
 
 
@@ -200,6 +202,7 @@ class Marks:
         self.exit: OsExit | None = None
         self.has_left = False
         self.failures: list[FailedCommunication] = []
+        self.quiet: list[QuietChange] = []
 
     def add_problem(self, message: str) -> None:
         if message not in self.problems:
@@ -273,3 +276,5 @@ class Marks:
             self.has_left = fact.has_left
         elif name == "failed":
             self.failures.append(fact)
+        elif name == QUIET:
+            self.quiet.append(fact)

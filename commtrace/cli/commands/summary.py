@@ -354,6 +354,8 @@ def _print_coverage(console: Console, summary: Summary) -> None:
         f"engine: {engine}" if engine else "",
     ]
     console.print(escape("; ".join(filter(None, parts))), style="dim")
+    if summary.own_cost is not None:
+        console.print(escape(summary.own_cost.sentence), style="dim")
     if missing or dropped or coverage.not_visible:
         details = f"{own_command()} doctor {shlex.quote(summary.run.path)}"
         console.print(f"Details: {escape(details)}", style="dim", soft_wrap=True)

@@ -146,6 +146,11 @@ class RankTrace:
         return self.topology.get("recording", {})
 
     @property
+    def leaves_out_steps(self) -> bool:
+        """Return whether the step that it was in at its last write may be one of which nothing is recorded."""
+        return bool(self.quiet and self.quiet[-1].is_quiet) or "steps" in self.recording
+
+    @property
     def engine(self) -> RecordingEngine | None:
         """Return what recorded; None if imported, or recorded before there were two engines."""
         return self.topology.get("engine")

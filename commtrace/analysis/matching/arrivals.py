@@ -23,6 +23,9 @@ TAG_SHIFT: Final = 32
 
 SCHEDULED: Final = "scheduled"
 
+SOME_COLLECTIVE: Final = "a collective"
+"""The operation of a call of a step of which nothing is recorded."""
+
 
 class MessageDirection(NamedTuple):
     """A direction of point-to-point communication as one of its sides counts it."""
@@ -88,6 +91,8 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
         for group, count in _joined_by_all(run, run.ranks[rank], arrivals).items():
             least[group] = max(least.get(group, 0), count)
     groups = known_groups(run)
+    for rank, calls in _unrecorded_waits(run, reports, groups).items():
+        reports[rank] = replace(reports[rank], in_flight=(*reports[rank].in_flight, *calls))
     sent = _sent_by(run, send)
     # A rank that ended cleanly has reported everything.
     return {
@@ -100,6 +105,41 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
         )
         for rank, arrivals in reports.items()
     }
+
+
+def _unrecorded_waits(
+    run: Run, reports: Mapping[int, RankArrivals], groups: Mapping[int, Group]
+) -> dict[int, list[UnendedCall]]:
+    """Return what ranks must be waiting for that stopped in a step of which nothing is recorded.
+
+    Their counts go on: who has launched a collective, or asked for a message, waits for those who have not.
+    """
+    waits: dict[int, list[UnendedCall]] = {}
+    for rank, arrivals in reports.items():
+        if not arrivals.stalled_ns or not run.ranks[rank].leaves_out_steps:
+            continue
+        known = {call.group for call in arrivals.in_flight}
+        calls = []
+        for group, count in arrivals.launched.items():
+            members = [member for member in (groups[group].ranks if group in groups else ()) if member in reports]
+            least = min((reports[member].launched.get(group, 0) for member in members), default=count)
+            if least < count and group not in known:
+                calls.append(_unrecorded_call(SOME_COLLECTIVE, group, least, -1, arrivals.stalled_ns))
+        for message, count in arrivals.messages.items():
+            sender = reports.get(message.peer)
+            if message.is_send or sender is None or message.group in known:
+                continue
+            sent = sender.messages.get(MessageDirection(message.group, True, rank, message.tag), 0)
+            if sent < count:
+                seq = (message.tag << TAG_SHIFT) + sent
+                calls.append(_unrecorded_call("recv", message.group, seq, message.peer, arrivals.stalled_ns))
+        if calls:
+            waits[rank] = calls
+    return waits
+
+
+def _unrecorded_call(operation: str, group: int, seq: int, peer: int, age_ns: int) -> UnendedCall:
+    return UnendedCall(operation, group, seq, peer, -1, None, age_ns, blocking=None, state="", start_ns=0)
 
 
 def _collectives(trace: RankTrace) -> Bool:

@@ -17,6 +17,7 @@ from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.change_points import Series, cut_at, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.costs import TotalCost, finding_of, total_cost
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
+from commtrace.analysis.stragglers.mended import MendedFinding, costliest_first
 from commtrace.analysis.stragglers.normal import (
     BASELINE,
     FASTEST,
@@ -43,7 +44,7 @@ _CAUSE: Final = "stage_imbalance"
 class UnevenStages:
     """Findings on stages, costliest first, and the scenario without them."""
 
-    findings: tuple[Finding, ...] = ()
+    mended: tuple[MendedFinding, ...] = ()
     ranks: tuple[int, ...] = ()  # all of the stages that are named
     normal: Scenario = MEASURED
     undecided: tuple[Finding, ...] = ()
@@ -104,17 +105,18 @@ def uneven_stages(
     for stage, held_in in when.items():
         together.setdefault((tuple(held_in), found[held_in[-1]].has_grown(stage)), []).append(stage)
 
-    findings: list[Finding] = []
+    mended: list[MendedFinding] = []
     named: set[int] = set()
-    mended = [when.keys() - own for own in ([], *together.values())] if together else []
-    times = replay.steps_ns([others + _normal_stages(found, stages) for stages in mended])
+    left = [when.keys() - own for own in ([], *together.values())] if together else []
+    times = replay.steps_ns([others + _normal_stages(found, stages) for stages in left])
     for ((numbers, _), own), without_others in zip(together.items(), times[1:], strict=True):
         cost = total_cost(work, [one.work for one in found], numbers, without_others - times[0])
         if cost is not None:
-            findings.append(_finding(work, found[cost.costliest], sorted(own), cost))
+            finding = _finding(work, found[cost.costliest], sorted(own), cost)
+            mended.append(MendedFinding(finding, _normal_stages(found, own)))
             named.update(own)
     return UnevenStages(
-        tuple(sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0))),
+        tuple(costliest_first(mended)),
         tuple(rank for rank, stage in work.stage_of_rank.items() if stage in named),
         _normal_stages(found, named) if named else MEASURED,
         tuple(not_judged(STAGE, sentence) for sentence in sentences),

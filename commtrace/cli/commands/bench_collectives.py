@@ -322,12 +322,12 @@ def _share_table(found: Sequence[ExpectedShare]) -> Table:
 
 def _table(rows: Sequence[Measurement]) -> Table:
     table = text_table([], ["payload", "busbw GB/s", "min", "max", "algbw GB/s", "min", "max", "time", "n"])
-    for one in rows:
+    for row in rows:
+        spreads = (row.busbw_gbps, row.algbw_gbps)
         table.add_row(
-            binary_bytes(one.num_bytes),
-            *map(gigabytes_per_second, one.busbw_gbps),
-            *map(gigabytes_per_second, one.algbw_gbps),
-            duration(one.duration_ns.mean),
-            str(one.iterations),
+            binary_bytes(row.num_bytes),
+            *(gigabytes_per_second(gbps) for each in spreads for gbps in (each.mean, each.min, each.max)),
+            duration(row.duration_ns.mean),
+            str(row.iterations),
         )
     return table

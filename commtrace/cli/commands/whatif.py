@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.judged_run import judge_slow
+from commtrace.analysis.judged_run import judge_run, judge_slow, measure_job
 from commtrace.analysis.prediction.changes import (
     BandwidthChange,
     Changes,
@@ -32,8 +33,8 @@ from commtrace.analysis.prediction.predicted_run import predicted_ranks
 from commtrace.analysis.stragglers.mended import JudgedSteps
 from commtrace.analysis.windows.run import OpenedRun, open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, JsonOption, RunsArgument, StepsOption, run_directory
+from commtrace.cli.head import print_head
 from commtrace.cli.output import milliseconds, wide_console
-from commtrace.cli.views import run_line
 from commtrace.errors import ConfigurationError
 from commtrace.planning.recorded_job import has_sizes, recorded_job
 from commtrace.recording.installation import own_command
@@ -153,8 +154,8 @@ def whatif(
 ) -> None:
     """Print what a step of a run would take with changes.
 
-    The recorded steps are replayed with the changes. The answer begins with how well the replay reproduces the run
-    itself. Without changes, only that is printed.
+    The state of the job and its findings stand first. Then the recorded steps are replayed with the changes; the answer
+    says how well the replay reproduces the run itself. Without changes, only that is printed.
     """
     changes = Changes(
         bandwidth=tuple(BandwidthChange.parse(text) for text in bandwidth or ()),
@@ -178,14 +179,14 @@ def whatif(
     if json_output:
         typer.echo(json.dumps(_answer(opened, outcome.prediction), allow_nan=False, indent=2))
         return
+    of_run = judge_run(opened, opened.measure(measure_job).result)
     console = wide_console()
-    metadata = opened.recorded.any_metadata
-    console.print(escape(run_line(metadata.run_id, metadata.attempt)), style="dim")
+    print_head(console, of_run.title, of_run.findings)
     print_prediction(console, outcome.prediction)
     if output is not None:
         _print_where(console, run, output)
     if not outcome.prediction.changes:
-        console.print(f"What would help: {escape(_next_command(opened, outcome, run))}", style="dim")
+        console.print(f"Next: {escape(_next_command(opened, outcome, run))}", style="dim", soft_wrap=True)
 
 
 def predict_for_page(opened: OpenedRun, question: Question, directory: Path) -> Mapping[str, object]:
@@ -326,18 +327,20 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
 
 def _print_where(console: Console, run: Path, output: Path) -> None:
     is_page = output.suffix == ".html"
-    look = f"open {output} in a browser" if is_page else f"commtrace report {output} --against {run}"
-    console.print(f"The predicted steps: {escape(look)}", style="dim")
+    to_run = f"{own_command()} report {shlex.quote(str(output))} --against {shlex.quote(str(run))}"
+    look = f"open {output} in a browser" if is_page else to_run
+    console.print(f"Next, the predicted steps: {escape(look)}", style="dim", soft_wrap=True)
 
 
 def _next_command(opened: OpenedRun, outcome: Outcome, run: Path) -> str:
     """Return a command that this run can answer."""
+    path = shlex.quote(str(run))
     judged = judge_slow(opened)
     if judged is not None and judged.ranks:
-        return f"{own_command()} whatif {run} --without-slow-rank all"
+        return f"{own_command()} whatif {path} --without-slow-rank all"
     if len(outcome.recorded.joins.transfers):
-        return f"{own_command()} whatif {run} --bandwidth all=2x"
-    return f"{own_command()} straggler {run}"
+        return f"{own_command()} whatif {path} --bandwidth all=2x"
+    return f"{own_command()} straggler {path}"
 
 
 def _percent(share: float) -> str:

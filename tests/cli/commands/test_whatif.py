@@ -114,7 +114,7 @@ def test_the_suggestion_without_a_slow_rank_is_a_command_that_works(
     command = suggested.format(tmp_path / "run")
 
     # Without blanks, as a long path is broken wherever a line ends.
-    assert "".join(printed.split()).endswith("".join(f"What would help: commtrace {command}".split()))
+    assert "".join(printed.split()).endswith("".join(f"Next: commtrace {command}".split()))
     assert CliRunner().invoke(app, command.split()).exit_code == 0
 
 

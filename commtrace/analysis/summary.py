@@ -20,7 +20,7 @@ from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
-from commtrace.analysis.comparison.own_cost import OwnCost, own_cost
+from commtrace.analysis.comparison.own_cost import own_cost
 from commtrace.analysis.engines import EngineUse, engines_used
 from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
 from commtrace.analysis.judged_run import RunSums, RunTitle, judge_run, measure_job
@@ -44,6 +44,7 @@ from commtrace.analysis.windows.run import (
     open_run,
 )
 from commtrace.findings.finding import SLOW, STOPS, Finding, verdict
+from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run

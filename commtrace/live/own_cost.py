@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.comparison.own_cost import OwnCost, own_cost
+from commtrace.analysis.comparison.own_cost import own_cost
+from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.quiet import QuietChange
 from commtrace.trace.selection import QUIET_STEPS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -55,7 +54,7 @@ def test_listeners_get_recorded_steps_alone_and_the_rank_knows_the_cost(steps_at
     assert {summary.compute_ns["forward"] for summary in listener.summaries} == {500_000}
     assert rank.own_cost.counts == {"tokens": 10 * len(quiet)}
     assert rank.own_cost.cost is not None
-    assert dataclasses.astuple(rank.own_cost.cost) == (7, QUIET_NS, COST_NS, 0)
+    assert structs.astuple(rank.own_cost.cost) == (7, QUIET_NS, COST_NS, 0)
     assert rank.marks.quiet == []
 
 

@@ -6,78 +6,18 @@ drift of the job cancels; its error is half of Student's 95 % interval of that m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from commtrace.analysis.breakdown.run_steps import is_outlier
 from commtrace.analysis.statistics import half_width_of_mean
-from commtrace.findings.formatting import format_time
-from commtrace.trace.json_values import JsonObject
+from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.selection import QUIET_STEPS
 from commtrace.trace.spans import Bool, Int64
 
 FEWEST_STRETCHES: Final = 5
 """Quiet stretches from which a cost is told: of fewer the error is not known well."""
-
-_SMALL_SHARE: Final = 0.02
-"""Of a step. A bound above it says nothing good of the recorder, only that the steps are too uneven."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCost:
-    """The cost of recording in a run, ns per step."""
-
-    stretches: int  # of steps that were not recorded, with recorded ones on both sides
-    quiet_ns: int  # the mean length of a step that was not recorded
-    cost_ns: int  # how much longer a recorded one is; chance can make it negative
-    error_ns: int  # half of the 95 % interval
-
-    @property
-    def share(self) -> float:
-        """Return the cost as a share of a step that was not recorded."""
-        return self.cost_ns / self.quiet_ns
-
-    @property
-    def error_share(self) -> float:
-        return self.error_ns / self.quiet_ns
-
-    @property
-    def is_seen(self) -> bool:
-        """Return whether the cost is larger than its error."""
-        return self.cost_ns > self.error_ns
-
-    @property
-    def most_share(self) -> float:
-        """Return the upper end of the interval, as a share."""
-        return max(self.share + self.error_share, 0.0)
-
-    @property
-    def sentence(self) -> str:
-        """Return what recording costs, in one sentence."""
-        by = f"by {self.stretches} stretches of steps that were not recorded"
-        if self.is_seen:
-            cost, error = format_time(self.cost_ns), format_time(self.error_ns)
-            return f"Recording costs {_percent(self.share)} of a step: {cost} ± {error}, {by}."
-        if self.most_share <= _SMALL_SHARE:
-            return f"Recording costs too little to be seen: at most {_percent(self.most_share)} of a step, {by}."
-        within = f"{_percent(self.share)} ± {_percent(self.error_share)}"
-        return f"What recording costs is lost in the noise of the steps so far: {within} of a step, {by}."
-
-    def to_json(self) -> JsonObject:
-        return {
-            "stretches": self.stretches,
-            "quiet_ns": self.quiet_ns,
-            "cost_ns": self.cost_ns,
-            "error_ns": self.error_ns,
-            "share": self.share,
-            "error_share": self.error_share,
-        }
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if abs(share) < 0.1 else f"{100 * share:.0f} %"
 
 
 def own_cost(step: Int64, duration_ns: Int64, is_quiet: Bool, is_comparable: Bool) -> OwnCost | None:
@@ -108,7 +48,7 @@ def own_cost(step: Int64, duration_ns: Int64, is_quiet: Bool, is_comparable: Boo
         return None
     return OwnCost(
         stretches=len(differences),
-        quiet_ns=round(float(np.mean(quiet))),
+        quiet_ns=max(1, round(float(np.mean(quiet)))),
         cost_ns=round(float(np.mean(differences))),
         error_ns=round(half_width_of_mean(np.array(differences))),
     )

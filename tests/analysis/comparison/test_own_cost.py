@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commtrace.analysis.comparison.own_cost import FEWEST_STRETCHES, OwnCost, own_cost
+from commtrace.analysis.comparison.own_cost import FEWEST_STRETCHES, own_cost
+from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.selection import QUIET_STEPS, QuietPlan
 from commtrace.trace.spans import Bool, Int64
 

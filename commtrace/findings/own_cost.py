@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from commtrace.findings.formatting import format_time
-from commtrace.trace.bounds import Count, Time
+from commtrace.trace.bounds import LARGEST, Count, Time
 from commtrace.trace.json_values import JsonObject
 
 _SMALL_SHARE: Final = 0.02
@@ -18,7 +18,7 @@ class OwnCost(Struct, frozen=True):
     """The cost of recording in a run, ns per step."""
 
     stretches: Count  # of steps that were not recorded, with recorded ones on both sides
-    quiet_ns: Annotated[Time, Meta(gt=0)]  # the mean length of a step that was not recorded
+    quiet_ns: Annotated[int, Meta(ge=1, le=LARGEST)]  # the mean length of a step that was not recorded
     cost_ns: Time  # how much longer a recorded one is; chance can make it negative
     error_ns: Time  # half of the 95 % interval
 

@@ -86,22 +86,23 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
 
 def _unrecorded_waits(
     run: Run, reports: Mapping[int, RankArrivals], groups: Mapping[int, Group]
-) -> dict[int, list[UnendedCall]]:
+) -> dict[int, list[InFlight]]:
     """Return what ranks must be waiting for that stopped in a step of which nothing is recorded.
 
     Their counts go on: who has launched a collective, or asked for a message, waits for those who have not.
     """
-    waits: dict[int, list[UnendedCall]] = {}
+    waits: dict[int, list[InFlight]] = {}
     for rank, arrivals in reports.items():
-        if not arrivals.stalled_ns or not run.ranks[rank].leaves_out_steps:
+        if not arrivals.stalled_ns or arrivals.last_written_ns is None or not run.ranks[rank].leaves_out_steps:
             continue
+        start = arrivals.last_written_ns - arrivals.stalled_ns
         known = {call.group for call in arrivals.in_flight}
         calls = []
         for group, count in arrivals.launched.items():
             members = [member for member in (groups[group].ranks if group in groups else ()) if member in reports]
             least = min((reports[member].launched.get(group, 0) for member in members), default=count)
             if least < count and group not in known:
-                calls.append(_unrecorded_call(SOME_COLLECTIVE, group, least, -1, arrivals.stalled_ns))
+                calls.append(InFlight(SOME_COLLECTIVE, group, least, start=start))
         for message, count in arrivals.messages.items():
             sender = reports.get(message.peer)
             if message.is_send or sender is None or message.group in known:
@@ -109,14 +110,10 @@ def _unrecorded_waits(
             sent = sender.messages.get(MessageDirection(message.group, True, rank, message.tag), 0)
             if sent < count:
                 seq = (message.tag << TAG_SHIFT) + sent
-                calls.append(_unrecorded_call("recv", message.group, seq, message.peer, arrivals.stalled_ns))
+                calls.append(InFlight("recv", message.group, seq, message.peer, start=start))
         if calls:
             waits[rank] = calls
     return waits
-
-
-def _unrecorded_call(operation: str, group: int, seq: int, peer: int, age_ns: int) -> UnendedCall:
-    return UnendedCall(operation, group, seq, peer, -1, None, age_ns, blocking=None, state="", start_ns=0)
 
 
 def _collectives(trace: RankTrace) -> Bool:

@@ -130,11 +130,11 @@ def leave_one_out_median(group: Int64, values: Float64) -> Float64:
     heads = np.flatnonzero(np.concatenate([[True], np.diff(ordered_group) != 0])) if len(values) else order
     first = np.repeat(heads, np.diff(np.append(heads, len(values))))
     size = np.repeat(np.diff(np.append(heads, len(values))), np.diff(np.append(heads, len(values))))
-    own = np.arange(len(values)) - first
+    position = np.arange(len(values)) - first
     medians = np.full(len(values), np.nan)
     several = size > 1
     lower, upper = np.maximum(size - 2, 0) // 2, np.maximum(size - 1, 0) // 2
-    lower, upper = lower + (lower >= own), upper + (upper >= own)
+    lower, upper = lower + (lower >= position), upper + (upper >= position)
     middle = (ordered[(first + lower)[several]] + ordered[(first + upper)[several]]) / 2
     medians[order[several]] = middle
     return medians
@@ -169,10 +169,10 @@ class Distribution(Generic[Value]):
         maximum = max(self.maximum, other.maximum)
         if self.is_exact and other.is_exact:
             return Distribution(self.parts + other.parts, self.rounded, self.counts, maximum)
-        one, another = self.round(), other.round()
-        values, which = np.unique(np.concatenate([one.rounded, another.rounded]), return_inverse=True)
+        first, second = self.round(), other.round()
+        values, which = np.unique(np.concatenate([first.rounded, second.rounded]), return_inverse=True)
         counts = np.zeros(len(values), np.int64)
-        np.add.at(counts, which.reshape(-1), np.concatenate([one.counts, another.counts]))
+        np.add.at(counts, which.reshape(-1), np.concatenate([first.counts, second.counts]))
         return Distribution((), values, counts, maximum)
 
     def round(self) -> Distribution[Value]:
@@ -194,22 +194,22 @@ class Distribution(Generic[Value]):
         count = len(self)
         return float(np.mean([self._at((count - 1) // 2), self._at(count // 2)])) if count else None
 
-    def _at(self, place: int) -> Value:
+    def _at(self, position: int) -> Value:
         if self.is_exact:
-            value = np.partition(np.concatenate(self.parts), place)[place]
+            value = np.partition(np.concatenate(self.parts), position)[position]
         else:
-            value = self.rounded[np.searchsorted(np.cumsum(self.counts), place, side="right")]
-        found: Value = value.item()
-        return found
+            value = self.rounded[np.searchsorted(np.cumsum(self.counts), position, side="right")]
+        item: Value = value.item()
+        return item
 
 
 def join_distributions(parts: Iterable[tuple[Key, Distribution[Value]]]) -> dict[Key, Distribution[Value]]:
     """Add up the distributions of each key; all are rounded if they have more than :data:`MOST_EXACT` values."""
     joined: dict[Key, Distribution[Value]] = {}
-    for key, own in parts:
-        joined[key] = joined[key] + own if key in joined else own
+    for key, distribution in parts:
+        joined[key] = joined[key] + distribution if key in joined else distribution
     if sum(map(len, joined.values())) > MOST_EXACT:
-        return {key: own.round() for key, own in joined.items()}
+        return {key: distribution.round() for key, distribution in joined.items()}
     return joined
 
 

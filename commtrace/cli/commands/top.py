@@ -239,6 +239,8 @@ def _steps(frame: Frame) -> Iterator[Text]:
         line.append(f"{change:+.1%}", style)
     yield line
     yield Text(f"Shown: mean of {_steps_shown(frame)}", "dim")
+    if frame.own_cost:
+        yield Text(frame.own_cost, "dim")
 
 
 def _last_step(frame: Frame) -> str:

@@ -209,13 +209,15 @@ def _slow_in_few_steps(
     found: Sequence[_Links],
     slow_ranks: Collection[int],
 ) -> list[_FewSteps]:
-    """Find the links that are slow in a few steps only; those that ``found`` calls slow are not looked at."""
+    """Find the links that are slow in a few steps; stretches in which ``found`` calls them slow are not looked at."""
     if not work.noise_is_known:
         return []
     per_step = transfers.per_step_ns(work.steady)
+    for links in found:
+        per_step[np.ix_(links.is_slow, links.work.steady[work.steady])] = np.nan
     typical = nan_median(per_step)
     touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
-    is_known = np.isfinite(typical) & ~touches_slow & ~np.logical_or.reduce([links.is_slow for links in found])
+    is_known = np.isfinite(typical) & ~touches_slow
     scatter = MAD_TO_SIGMA * nan_median(np.abs(per_step - typical[:, np.newaxis]))
     least = np.maximum((1 + LINKS.share) * typical, typical + STRUCK * scatter)
     least_ns = np.nan_to_num(least)[:, np.newaxis] * _slowdown_of_all(per_step, typical)
@@ -245,7 +247,7 @@ def _slow_in_few_steps(
         cost = total_cost(work, [work], [0], saved_ns, rare=True)
         if cost is not None and makes_steps_long(work, cost.cost):
             named = _finding(transfers, links, suspicion, cost)
-            slow.append(_FewSteps(replace_fields(named, occurrence=cost.when if cost.when.is_rare else None), rule))
+            slow.append(_FewSteps(replace_fields(named, occurrence=cost.when if cost.is_of_some_steps else None), rule))
     return slow
 
 

@@ -438,7 +438,8 @@ def _where(rank: RankMean, parallel: Mapping[str, int]) -> str:
 
 
 def _note(ranks: Sequence[RankMean], shown_parts: Sequence[str], hidden_ranks: int) -> str:
-    note = "The parts add up to the step; other is in no span. hidden: communication in parallel, not a part."
+    between = " between: outside of steps, since the one before." if "between" in shown_parts else ""
+    note = f"The parts add up to the step; other is in no span.{between} hidden: communication in parallel, not a part."
     unsure = max(rank.unmatched_ns for rank in ranks)
     if any(rank.unmatched_ns > _WORTH_A_MARK * rank.wall_ns for rank in ranks):
         note += (

@@ -58,7 +58,7 @@ _KIND_OF_STATE: Final[Mapping[str, str]] = {
     IDLE: HOST,
     OTHER: HOST,
     REPLAY: REPLAY,
-    BETWEEN_STEPS: BETWEEN_STEPS,
+    BETWEEN_STEPS: "between steps",
 }
 
 KINDS: Final = (

@@ -27,7 +27,7 @@ MEMORY: Final = "exposed memory"
 IDLE: Final = "idle"
 REPLAY: Final = "replay"
 """Within a replay of a CUDA graph that communicates: how it divides into compute and communication is not known."""
-BETWEEN_STEPS: Final = "between steps"
+BETWEEN_STEPS: Final = "between"
 """From the end of the step before to the begin of the step's own work, where nothing else is known."""
 OTHER: Final = "other"
 

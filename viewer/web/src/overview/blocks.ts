@@ -26,7 +26,7 @@ const PARTS: Record<string, Part> = {
   data: "data_ns",
   checkpoint: "checkpoint_ns",
   gc: "gc_ns",
-  "between steps": "between_ns",
+  between: "between_ns",
   other: "other_ns",
 };
 const EXPOSED: Record<string, keyof WaitAndTransfer> = { "exposed wait": "wait", "exposed transfer": "transfer" };

@@ -185,7 +185,10 @@ class Tracer:
 
     @property
     def step_start(self) -> Mark | None:
-        return None if self._step is None else self._step.start
+        """Return the begin of the work of the current step, on the stream that computes it."""
+        if self._step is None:
+            return None
+        return self._step.start if self._work_begun is None else self._work_begun
 
     @property
     def work_end(self) -> Mark | None:

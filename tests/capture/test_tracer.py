@@ -87,7 +87,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before_and_work_between_them_has_n
 
 
 def test_a_step_after_one_that_was_not_chosen_lasts_from_its_end_too() -> None:
-    recording = Recording(Ticks(), window=StepRange.parse("1:9:2"))
+    recording = Recording(Ticks(), steps="1:9:2")
     for number in range(4):
         recording.tracer.begin_step(number, is_users=True)
         recording.tracer.end_step()
@@ -312,7 +312,11 @@ def test_an_iteration_inside_a_step_of_the_script_is_that_step(ticking: Recordin
     tracer.begin_step()  # no step of the script's is open any more
     tracer.end_step()
 
-    assert phases(ticking) == [("step", 7, 1, 2), ("step", 8, 3, 4), ("step", 9, 5, 6)]
+    assert [row for row in phases(ticking) if row[0] == "step"] == [
+        ("step", 7, 1, 2),
+        ("step", 8, 2, 4),
+        ("step", 9, 4, 6),
+    ]
 
 
 def test_a_span_beside_the_training_does_not_move_its_place_in_the_schedule(ticking: Recording) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.predict import predict
@@ -76,7 +77,7 @@ def test_the_parts_of_a_step_have_the_names_of_what_was_done_between_steps(loop:
 
     assert (partition.ns.sum(axis=1) == partition.wall_ns).all()
     for rank in loop.summary.ranks:
-        evaluation = rank.to_json()["compute_phases_ns"]["evaluation"]  # type: ignore[index, call-overload]
+        evaluation = rank.of_state[State("compute", "evaluation")]
         assert rank.part("data") > 4e6
         assert evaluation > 1e6
         assert rank.part("between") > 5e6

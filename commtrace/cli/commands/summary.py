@@ -193,8 +193,8 @@ def print_summary(
         table, note = rank_table(summary, all_ranks=all_ranks, width=console.width)
         print_table(console, "Mean step of each rank, ms", table, note)
     launch_bound = [summary.launch_bound] if summary.launch_bound else []
-    path = critical_path_lines(summary.critical_path, mean_step_ns(summary.ranks))
-    for line in (*path, *lost_time_lines(summary.lost_time), *launch_bound):
+    path_lines = critical_path_lines(summary.critical_path, mean_step_ns(summary.ranks))
+    for line in (*path_lines, *lost_time_lines(summary.lost_time), *launch_bound):
         console.print(f"{escape(line)}\n")
     _print_exposed(console, summary)
     _print_communication(console, summary.communication, details=details)

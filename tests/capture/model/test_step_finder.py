@@ -239,7 +239,7 @@ def test_an_evaluation_between_steps_is_a_part_of_the_next_one_before_its_work(l
     assert first[2] == second[1]
     (between,) = loop.rows(schema.BETWEEN)
     assert second[2] == third[1] == between.start < evaluation.start < evaluation.end < between.end < third[2]
-    assert (evaluation.step, between.step) == (schema.NOT_APPLICABLE, third[0])
+    assert between.step == third[0]
 
 
 def test_a_teacher_that_runs_in_every_step_belongs_to_the_loop(loop: Recording) -> None:

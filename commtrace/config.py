@@ -435,6 +435,13 @@ class Config:
         "file ([doctor.md](doctor.md#while-it-hangs)). `0`: never.",
         example="300",
     )
+    findings_seconds: float = option(
+        3.0,
+        SECONDS_OR_NEVER,
+        "At the end of a job that is not below `commtrace run`, rank 0 says [what was found](recording.md#the-end-of-a-"
+        "job), and waits for that at most so many seconds. `0`: never, also not by `commtrace run`.",
+        example="0",
+    )
     engine: str = option(
         AUTO,
         ENGINE,

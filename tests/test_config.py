@@ -48,6 +48,7 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_LAYOUT": " pp=4, dp=2",
         "COMMTRACE_TRIGGER_SIGNAL": "sigusr2",
         "COMMTRACE_HANG_SECONDS": "0",
+        "COMMTRACE_FINDINGS_SECONDS": "1.5",
         "COMMTRACE_ENGINE": " Native",
         "COMMTRACE_MONITOR_SECONDS": "2.5",
         "COMMTRACE_MONITOR_STORE": "login1:29555",
@@ -94,6 +95,7 @@ def test_every_variable_sets_its_option() -> None:
         layout="pp=4, dp=2",
         trigger_signal="SIGUSR2",
         hang_seconds=0.0,
+        findings_seconds=1.5,
         engine="native",
         graphs="off",
         monitor=MonitorConfig(
@@ -239,7 +241,7 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
         "commtrace/cli/commands/bench_overhead.py",
         "commtrace/cli/commands/run.py",
         "commtrace/cli/ended_command.py",
-        "commtrace/trace/files/side_process.py",
+        "commtrace/trace/side_process.py",
     }
 
 

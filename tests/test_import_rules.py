@@ -27,16 +27,16 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "errors": frozenset(),
     "trace": frozenset({"errors"}),
     "recording": frozenset(),
-    "recording.byte_sizes": frozenset(),
     "recording.launchers": frozenset(),
     "recording.installation": frozenset({"errors", "recording.launchers"}),
-    "recording.options": frozenset({"errors", "trace", "recording.byte_sizes"}),
+    "recording.options": frozenset({"errors", "trace"}),
     "config": frozenset({"errors", "trace", "recording.launchers", "recording.options"}),
     "_native": frozenset(),
     # in the training process
     "recording.agreement": BASE | {"recording.options"},
     "recording.identity": BASE | {"recording.agreement", "recording.launchers", "recording.options"},
     "recording.process_end": frozenset(),
+    "recording.findings_at_end": BASE | {"recording.installation"},
     "recording.recorder": BASE | {"recording.process_end"},
     "recording.compile_safe": frozenset(),
     "capture": BASE
@@ -44,6 +44,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "_native",
         "recording.agreement",
         "recording.compile_safe",
+        "recording.findings_at_end",
         "recording.identity",
         "recording.installation",
         "recording.launchers",
@@ -101,7 +102,6 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "planning",
         "planning.search",
         "python",
-        "recording.byte_sizes",
         "recording.identity",
         "recording.installation",
         "recording.launchers",
@@ -115,7 +115,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 """By layer: a module or package below ``commtrace`` with all that is in it and has no line here; "" is ``__init__``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "trace", "config", "recording.byte_sizes", "recording.options", "recording.launchers",
+    "errors", "trace", "config", "recording.options", "recording.launchers",
     "recording.agreement", "recording.identity", "analysis", "findings", "python", "history", "interchange", "synth",
     "planning", "planning.search", "live", "live.http", "live.top", "viewer", "cli", "_native", "", "__main__",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from commtrace.analysis.memory import peak_memory
 from commtrace.errors import ConfigurationError
 from commtrace.planning.call_counts import CallCounts, count_calls
 from commtrace.planning.comparison import ExpectedTraffic, compare_plan, expected_of
-from commtrace.planning.plan import Plan, make_plan
+from commtrace.planning.plan import Plan, plan_job
 from commtrace.planning.recorded_job import has_sizes, recorded_job, recorded_zero_job
 from commtrace.planning.zero import zero_traffic
 from commtrace.trace.json_values import JsonObject, to_json
@@ -49,7 +49,7 @@ def _expected(run: Run, sent: CallCounts) -> JsonObject:
     if zero is not None:
         expected, notes = [ExpectedTraffic(zero.ranks, zero_traffic(zero.job))], zero.notes
     else:
-        plan = make_plan(*recorded_job(run))
+        plan = plan_job(recorded_job(run))
         expected, notes = expected_of(plan), plan.notes
     comparison = compare_plan(expected, sent, (*notes, *run.problems), peak_memory(run))
     return {

@@ -32,6 +32,7 @@ from commtrace.analysis.stragglers.awaited import AwaitedRank, awaited_totals
 from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.list_of_findings import NO_STEPS, with_lost_time, with_reasons, with_roles
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time, scenarios_of_lost_time
+from commtrace.analysis.stragglers.mended import JudgedSteps
 from commtrace.analysis.stragglers.search import Judgement, StragglerSums, judge_stragglers, measure_work
 from commtrace.analysis.windows.run import OpenedRun
 from commtrace.findings.causes import JOB
@@ -142,6 +143,15 @@ class JudgedRun:
     def stops(self) -> bool:
         """Return whether the job has failed or hangs."""
         return bool(self.findings) and self.findings[0].kind in STOPS
+
+
+def judge_slow(run: OpenedRun) -> JudgedSteps | None:
+    """Return what slows the steps of a run, with the scenarios without it; None if they cannot be replayed."""
+    work = run.measure(measure_work).result.joined() if run.steps.used else None
+    if work is None or work.steps is None:
+        return None
+    judgement = judge_stragglers(run.aligned, work, run.replay(work.steps))
+    return JudgedSteps(judgement.mended, Places.of(work.steps))
 
 
 def mean_step_ns(ranks: Sequence[RankMean]) -> float | None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +55,7 @@ from commtrace.config import (
 )
 from commtrace.recording import identity, launchers
 from commtrace.recording.agreement import Predecessor
+from commtrace.recording.findings_at_end import findings_told
 from commtrace.recording.identity import Identity, WorldNames
 from commtrace.recording.installation import own_command, warn_if_untried
 from commtrace.recording.options import OFF, STAMPS
@@ -93,6 +95,9 @@ _IN_RAY: Final = (
     ' Variables reach workers of Ray by ray.init(runtime_env={"env_vars": {…}}), or those of an actor: what an actor '
     "sets in os.environ comes too late if torch was imported before."
 )
+
+_FEWEST_STEPS: Final = 9
+"""Of a job with fewer steps nothing is said at its end: it could not be judged."""
 
 _LEAVING_SECONDS: Final = 1.0
 """The longest delay of a process that may be killed next: one pass of the harvester."""
@@ -155,6 +160,8 @@ class Instrumentation:
             source=native,
         )
         self._writer: SegmentWriter | None = None
+        self._tells_of: Path | None = None
+        """The run, if this is the process that says at its end what was found."""
         self._device_clock = _device_clock(native)
         window = StepRange.parse(config.steps) if config.steps else None
         self.tracer = Tracer(
@@ -306,14 +313,26 @@ class Instrumentation:
         if isinstance(self._device_clock, NativeClock):
             self._device_clock.close()
 
+    def telling_findings(self) -> AbstractContextManager[None]:
+        """Return what says, as it is left, what the job lost time to: the process ends. Files are closed inside.
+
+        On other ranks than 0, after an exception, of a short job, and below ``commtrace run``, it says nothing.
+        """
+        directory, self._tells_of = self._tells_of, None
+        is_short = self.tracer.num_steps < _FEWEST_STEPS
+        if directory is None or is_short or uncaught_exception() is not None or hasattr(sys, "ps1"):
+            return contextlib.nullcontext()
+        return findings_told(directory, self.config.findings_seconds)
+
     def _before_exit(self, status: int, how: MarkDetail) -> None:
         """Write the rest before os._exit ends this process: its files are closed if the status is 0, else ``how``."""
         if not self.recorder.recording:
             return
         try:
             if status == 0:
-                self._finish_last_step()
-                self._close()
+                with self.telling_findings():
+                    self._finish_last_step()
+                    self._close()
             else:
                 self._marks.has_left = False  # whatever it did before: it says itself that it failed
                 self._marks.exit = self._marks.exit or how
@@ -458,7 +477,9 @@ class Instrumentation:
         )
         # At once: of a rank that is killed while exporters are loaded nothing else would be known.
         writer.write([mark_row("clock_anchor", structs.asdict(identity.clock_anchor()))])
-        announce(directory, metadata, is_new=self._is_first)
+        is_noted = announce(directory, metadata, is_new=self._is_first)
+        if metadata.rank == 0 and not is_noted and self.config.findings_seconds:
+            self._tells_of = directory
         with contextlib.suppress(OSError):  # the process that would note it has died; the next one is told
             self._files.note_end(end_path(rank_directory(directory, metadata.rank), metadata.session))
         if metadata.rank == 0 and identity.is_one_of_many(self.config):
@@ -542,8 +563,11 @@ def _device_clock(native: Native | None) -> CudaClock | NativeClock | None:
     return CudaClock() if native is None else NativeClock(native.core, torch.cuda)
 
 
-def announce(directory: Path, metadata: RankMetadata, *, is_new: bool = True) -> None:
-    """Note the rank's folder for ``commtrace run`` on this node; without one, print it on rank 0 of a new job."""
+def announce(directory: Path, metadata: RankMetadata, *, is_new: bool = True) -> bool:
+    """Note the rank's folder for ``commtrace run`` on this node; without one, print it on rank 0 of a new job.
+
+    Return whether it is noted.
+    """
     is_noted = _note(rank_directory(directory, metadata.rank))
     if metadata.rank == 0:
         if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
@@ -559,6 +583,7 @@ def announce(directory: Path, metadata: RankMetadata, *, is_new: bool = True) ->
             FORWARDED,
             FORWARDED,
         )
+    return is_noted
 
 
 _SHELLS: Final = frozenset({"ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"})

@@ -196,6 +196,11 @@ class Tracer:
         return self._work_end
 
     @property
+    def num_steps(self) -> int:
+        """Return how many steps have begun, by their numbers."""
+        return self._latest_step + 1 - self._topology.get("first_step", 0)
+
+    @property
     def latest_step(self) -> int:
         """Return the number of the latest step; −1 before the first one."""
         return self._latest_step

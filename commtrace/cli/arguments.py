@@ -16,7 +16,7 @@ import typer
 
 from commtrace.analysis.windows.run import ALONE, Workers
 from commtrace.errors import ConfigurationError, MissingExtraError, RunNotFoundError
-from commtrace.recording.byte_sizes import parse_bytes
+from commtrace.trace.byte_sizes import parse_bytes
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS, find_run_directory
 from commtrace.trace.inputs import printable
 

@@ -23,7 +23,6 @@ from commtrace.recording import launchers
 from commtrace.recording.identity import RUN_ID_PLACE
 from commtrace.recording.installation import own_command
 from commtrace.trace.files.rank_files import RANK_DIRECTORY_PATTERN, segment_paths, write_exit
-from commtrace.trace.inputs import printable
 
 
 class EndedCommand(NamedTuple):
@@ -100,6 +99,7 @@ def _recorded(ended: EndedCommand, *, is_one_of_several: bool) -> Iterator[str]:
     """Yield the place of the run and the next command. Of several, each knows only of its own ranks."""
     environment = ended.environment
     directory = environment["COMMTRACE_DIR"]
+    says_findings = Config.from_env(environment).findings_seconds > 0
     recorded = {folder for folder in ended.noted if folder.is_dir() and segment_paths(folder)}
     if not recorded:  # ranks of other nodes only, perhaps
         recorded = _written_since(directory, ended.began_ns)
@@ -122,8 +122,8 @@ def _recorded(ended: EndedCommand, *, is_one_of_several: bool) -> Iterator[str]:
         ranks = runs[run_directory]
         number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
         yield f"\ncommtrace: recorded{number} in {run_directory}"
-        if not is_one_of_several:
-            yield from map(printable, ending_lines(run_directory))
+        if says_findings:
+            yield from ending_lines(run_directory, wait_for_ranks=is_one_of_several)
         following = "doctor" if ended.exit_code else "summary"  # of a job that failed or hung, first why
         yield f"Next: {own_command()} {following} {shlex.quote(str(run_directory))}"
 

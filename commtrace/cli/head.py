@@ -27,6 +27,7 @@ from commtrace.findings.finding import (
     STOPS,
     Finding,
     Stretch,
+    advised,
     format_since_step,
     worth_naming,
 )
@@ -40,7 +41,7 @@ _COMMAND: Final = ": commtrace "
 
 
 def print_head(console: Console, title: RunTitle, findings: Sequence[Finding], *, details: bool = False) -> None:
-    """Print the state of the job, its findings, and what to do about the first one.
+    """Print the state of the job, its findings, and what to do about the first one and the costliest fault.
 
     Args:
         findings: ranked.
@@ -58,24 +59,29 @@ def print_head(console: Console, title: RunTitle, findings: Sequence[Finding], *
         console.print(f"   {len(named) - shown} more: --details", style="dim")
     if not named and not not_judged:
         console.print(f"[bold green]{NOTHING_COSTS}[/]")
-    if named and named[0].advice:
-        print_advice(console, named[0].advice)
+    told = advised(named[:shown])
+    for finding in told:
+        print_advice(console, finding.advice, named.index(finding) + 1 if len(told) > 1 else 0)
     if not is_stopped(findings) and title.state.startswith(_ENDED_BADLY):
         print_advice(console, f"See how it ended{_COMMAND}doctor {title.path}")
-    told = len(not_judged) if details else _MOST_NOT_JUDGED
-    for finding in not_judged[:told]:
+    most = len(not_judged) if details else _MOST_NOT_JUDGED
+    for finding in not_judged[:most]:
         console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
-    if len(not_judged) > told:
-        console.print(f"{len(not_judged) - told} more that could not be judged: --details", style="dim")
+    if len(not_judged) > most:
+        console.print(f"{len(not_judged) - most} more that could not be judged: --details", style="dim")
     console.print()
 
 
-def print_advice(console: Console, advice: str) -> None:
-    """Print what to do; a command at the end of it stands on a line of its own, which is not broken."""
+def print_advice(console: Console, advice: str, number: int = 0) -> None:
+    """Print what to do about the finding of a number, if there are several.
+
+    A command at the end of it stands on a line of its own, which is not broken.
+    """
+    first = f"→ {number}. " if number else "→ "
     words, found, command = advice.partition(_COMMAND)
-    print_indented(console, f"→ {words}{':' if found else ''}", "  ")
+    print_indented(console, f"{words}{':' if found else ''}", " " * len(first), first)
     if found:
-        console.print(f"  commtrace {escape(command)}", soft_wrap=True)
+        console.print(f"{' ' * len(first)}commtrace {escape(command)}", soft_wrap=True)
 
 
 def print_indented(console: Console, text: str, indent: str, first: str = "", style: str | None = None) -> None:

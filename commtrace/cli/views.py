@@ -78,11 +78,6 @@ def print_baseline(console: Console, shares: Sequence[BaselineShare], made: Mapp
     print_table(console, "Bandwidth beside the baseline", table, note)
 
 
-def run_line(run_id: str, attempt: int) -> str:
-    """Return ``Run gpt``, or ``Run gpt, attempt 2`` of a job that was started again."""
-    return f"Run {run_id}" + (f", attempt {attempt + 1}" if attempt else "")
-
-
 def bounds_note(rows: Iterable[Communication]) -> str:
     """Say how many calls have only bounds of their times, and which calls the figures are of; empty if none has."""
     bounds = sum(row.upper_bounds for row in rows)
@@ -421,9 +416,10 @@ def print_evidence(
         texts = [finding.evidence]
         if nodes is not None:
             texts += [_members(finding), *_nodes(finding, nodes[position])]
-            texts += [f"→ {finding.advice}"] if finding.advice and finding not in told else []
         for text in filter(None, texts):
             print_indented(console, text, "  ", "  ")
+        if nodes is not None and finding.advice and finding.id not in {one.id for one in told}:
+            print_indented(console, f"→ {finding.advice}", "    ", "  ")
         console.print()
 
 
@@ -437,7 +433,9 @@ def _nodes(finding: Finding, nodes: NodesOfFinding) -> tuple[str, ...]:
     if finding.cause not in OF_A_NODE and finding.place != HOST:
         return ()
     end = "one of its ends" if finding.place == LINK else "it"
-    return ", ".join(nodes.devices), f"To keep the next job off {end}: {nodes.exclude_nodes}"
+    of = "Device of " if len(nodes.devices) == 1 else "Devices: "
+    devices = f"{of}{', '.join(nodes.devices)}." if nodes.devices else ""
+    return devices, f"To keep the next job off {end}: {nodes.exclude_nodes}"
 
 
 def _members(finding: Finding) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from commtrace.findings.causes import JOB, OF_DIVISION, cause_or_loss, format_cause
+from commtrace.findings.causes import CAUSES, JOB, OF_DIVISION, cause_or_loss, format_cause
 from commtrace.findings.formatting import format_duration, format_ranges, ranges
 from commtrace.trace.bounds import Count, Rank, Size, Step, Time, Word
 from commtrace.trace.json_values import JsonObject, fields_to_json
@@ -246,6 +246,23 @@ def worth_naming(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         if finding.kind in (FAILED, HANG, MISMATCH, SILENT, SLOW)
         or (finding.kind == LOST and (finding.share or 0.0) >= WORTH_NAMING)
     )
+
+
+def advised(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return which of a ranked list to advise on: the first, and the costliest fault if the first is none.
+
+    Exposed communication or a bubble is how the job is built, which takes longer to change than one slow rank, link or
+    input.
+    """
+    listed = [finding for finding in findings if finding.advice]
+    fault = next((finding for finding in listed if _is_fault(finding)), None)
+    if not listed or fault is None or fault is listed[0] or listed[0].kind in STOPS:
+        return tuple(listed[:1])
+    return listed[0], fault
+
+
+def _is_fault(finding: Finding) -> bool:
+    return finding.kind not in COSTS or finding.cause in CAUSES
 
 
 NOTHING_COSTS: Final = f"Nothing was found that costs {WORTH_NAMING:.0%} of the step or more."

@@ -13,7 +13,7 @@ from commtrace.findings.formatting import format_ranges, format_ranks, ranges
 from commtrace.planning.call_counts import OUTSIDE, CallCounts, CountedCall, Counts, Shape, is_uneven, shape
 from commtrace.planning.communication import GRADIENT_NORM, Traffic
 from commtrace.planning.memory import Memory
-from commtrace.planning.plan import Plan, make_plan
+from commtrace.planning.plan import Plan, plan_job
 from commtrace.planning.recorded_job import recorded_job, recorded_zero_job
 from commtrace.planning.zero import GATHERED_AGAIN, zero_traffic
 from commtrace.trace.json_values import JsonObject, fields_to_json
@@ -171,7 +171,7 @@ def expected_of_run(run: Run) -> tuple[list[ExpectedTraffic], tuple[str, ...]]:
     zero = recorded_zero_job(run)
     if zero is not None:
         return [ExpectedTraffic(zero.ranks, zero_traffic(zero.job))], zero.notes
-    plan = make_plan(*recorded_job(run))
+    plan = plan_job(recorded_job(run))
     return expected_of(plan), plan.notes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from commtrace.errors import ConfigurationError
 from commtrace.planning.model import Model, check_size, padded
@@ -263,6 +263,15 @@ class Layout:
         """
         begin = rank - rank // stride % size * stride
         return tuple(range(begin, begin + stride * size, stride))
+
+
+class PlannedJob(NamedTuple):
+    """A model in a layout, as a file, a command or a run describes it."""
+
+    model: Model
+    layout: Layout
+    notes: tuple[str, ...] = ()  # what is not understood, or taken for granted, in sentences
+    ignored: tuple[str, ...] = ()  # arguments of a command that are not known here
 
 
 def groups(layout: Layout, role: str) -> Iterator[Group]:

@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Iterator, Sequence, Set
 from difflib import get_close_matches
 from pathlib import PurePath
-from typing import Final, Literal, NamedTuple, NoReturn
+from typing import Final, Literal, NoReturn
 
 from commtrace.errors import ConfigurationError
-from commtrace.planning.layout import Layout
+from commtrace.planning.layout import Layout, PlannedJob
 from commtrace.planning.model import Model, padded
 
 _NOT_PLANNED: Final = {
@@ -61,21 +61,12 @@ _TORCHRUN: Final = ("torchrun", "torch.distributed.run", "torch.distributed.laun
 _GROWING_BATCHES: Final = ("--rampup-batch-size", "--step-batch-size-schedule")
 
 
-class MegatronJob(NamedTuple):
-    """A job of Megatron-LM."""
-
-    model: Model
-    layout: Layout
-    ignored: tuple[str, ...]  # arguments that are not known here
-    notes: tuple[str, ...]  # what is taken for granted, in sentences
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(f"{self.prog}: {message}")
 
 
-def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> MegatronJob:
+def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> PlannedJob:
     """Return the model and layout of ``torchrun … pretrain_gpt.py --tensor-model-parallel-size 2 …``.
 
     Args:
@@ -99,7 +90,7 @@ def parse_megatron_command(command: Sequence[str], gpus: int | None = None) -> M
     ignored = tuple(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")))
     misspelt = dict(_misspelt(ignored, {f"--{name.replace('_', '-')}" for name in vars(parsed)}))
     model = _model(parsed)
-    return MegatronJob(
+    return PlannedJob(
         model=model,
         layout=_layout(parsed, model, world_size),
         ignored=tuple(word for word in ignored if word not in _NOT_PLANNED and word not in misspelt),

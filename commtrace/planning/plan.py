@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from commtrace.planning.communication import Traffic, stage_traffic, total_bytes
-from commtrace.planning.layout import Layout, groups
+from commtrace.planning.layout import Layout, PlannedJob, groups
 from commtrace.planning.memory import Memory, stage_memory
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import model_parameters, stage_elements
@@ -119,6 +119,11 @@ def make_plan(model: Model, layout: Layout, notes: tuple[str, ...] = ()) -> Plan
         stages=tuple(_plan_stage(model, layout, stage) for stage in range(layout.pp)),
         notes=(*notes, *plan_notes(model, layout)),
     )
+
+
+def plan_job(job: PlannedJob) -> Plan:
+    """Return what a job will hold and send. Raise ConfigurationError if its model cannot be divided in this way."""
+    return make_plan(job.model, job.layout, job.notes)
 
 
 def _ideal_bubble(layout: Layout) -> Bubble:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.planning.deepspeed_config import deepspeed_layout, not_planned
 from commtrace.planning.deepspeed_options import unknown_options
-from commtrace.planning.layout import Layout
+from commtrace.planning.layout import Layout, PlannedJob
 from commtrace.planning.model import Model
 from commtrace.trace.inputs import read_file
 
@@ -22,15 +22,7 @@ _PARTS: Final = ("model", "layout", "deepspeed")
 _Sizes = TypeVar("_Sizes", Model, Layout)
 
 
-class PlanFile(NamedTuple):
-    """What a file describes."""
-
-    model: Model
-    layout: Layout
-    notes: tuple[str, ...] = ()  # what is not understood, in sentences
-
-
-def read_plan_file(path: Path) -> PlanFile:
+def read_plan_file(path: Path) -> PlannedJob:
     """Return the model and the layout that a file describes in its parts ``model``, ``layout`` and ``deepspeed``.
 
     Raises:
@@ -54,7 +46,7 @@ def read_plan_file(path: Path) -> PlanFile:
     if "deepspeed" in content and isinstance(layout, dict):
         layout, notes = _with_deepspeed(path, content["deepspeed"], layout)
     model = _with_dropout(path, content["model"])
-    return PlanFile(_part(path, "model", model, Model), _part(path, "layout", layout, Layout), notes)
+    return PlannedJob(_part(path, "model", model, Model), _part(path, "layout", layout, Layout), notes)
 
 
 def _with_dropout(path: Path, model: object) -> object:

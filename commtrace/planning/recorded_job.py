@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from commtrace.errors import ConfigurationError
-from commtrace.planning.layout import Layout, ZeroOptions
+from commtrace.planning.layout import Layout, PlannedJob, ZeroOptions
 from commtrace.planning.model import Model
 from commtrace.planning.plan import Plan
 from commtrace.planning.zero import ZeroJob
@@ -34,14 +34,6 @@ _LAYOUT_SIZES: Final = (
 
 _DIMENSIONS: Final = {"tp": "tp", "pp": "pp", "dp": "dp", "cp": "cp", "ep": "ep", "expert-tp": "expert_tp"}
 """Fields of a layout by the dimensions of a rank."""
-
-
-class RecordedJob(NamedTuple):
-    """A job of Megatron-core that was recorded."""
-
-    model: Model
-    layout: Layout
-    notes: tuple[str, ...]
 
 
 class RecordedZeroJob(NamedTuple):
@@ -84,7 +76,7 @@ def has_sizes(run: Run) -> bool:
     return _rank_with(run, "model") is not None
 
 
-def recorded_job(run: Run) -> RecordedJob:
+def recorded_job(run: Run) -> PlannedJob:
     """Return the model and the layout of a run.
 
     Raises:
@@ -105,7 +97,7 @@ def recorded_job(run: Run) -> RecordedJob:
         "microbatches": topology.get("microbatches", 1),
     }
     model = _converted(run, topology.get("model", {}), Model)
-    return RecordedJob(model, _converted(run, layout, Layout), _left_out(topology))
+    return PlannedJob(model, _converted(run, layout, Layout), _left_out(topology))
 
 
 def job_differences(run: Run, plan: Plan) -> tuple[str, ...]:

@@ -22,9 +22,13 @@ from commtrace.analysis.communication.table import (
 from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.errors import ConfigurationError
 from commtrace.planning.flops import flops_per_sequence
-from commtrace.planning.plan import Plan
+from commtrace.planning.pipeline_time import ChunkTimes, pipeline_ns
+from commtrace.planning.plan import Plan, StagePlan
 
 ALL: Final = "all"
+
+_PIPELINE: Final = "pp"
+_NS: Final = 10**9
 
 _FULL_RECOMPUTATION: Final = 4 / 3  # the forward, a third of the work, once more
 
@@ -48,7 +52,7 @@ class RoleTime(NamedTuple):
 
 
 class IterationTime(NamedTuple):
-    """What compute and communication of each GPU take together on the slowest stage, without the pipeline bubble."""
+    """What compute and communication of each GPU take together on the slowest stage, without waiting for others."""
 
     stage: int  # with the largest sum; another one can have the longest role
     all_hidden_seconds: float  # the longest of compute and each role, on all stages
@@ -69,6 +73,53 @@ def iteration_time(roles: Iterable[RoleTime], compute_seconds: float | None) -> 
     stage, seconds = max(by_stage.items(), key=lambda item: sum(item[1]))
     longest = max(map(max, by_stage.values()))
     return IterationTime(stage, max(compute_seconds, longest), compute_seconds + sum(seconds))
+
+
+class PipelinedTime(NamedTuple):
+    """How long an iteration takes with its pipeline: the order of its schedule, replayed."""
+
+    all_hidden_seconds: float  # only compute, and no longer than the longest role
+    none_hidden_seconds: float  # with communication of layers in forwards and backwards, messages, and the rest behind
+
+
+def pipelined_time(plan: Plan, roles: Iterable[RoleTime], compute_seconds: float | None) -> PipelinedTime | None:
+    """Return the time of an iteration with the bubble; None without compute, times or a pipeline.
+
+    Roles without a time are left out, so that both are lower bounds. A stage computes a third of its time, with full
+    recomputation a quarter, in forwards; its communication within layers is divided likewise.
+    """
+    layout = plan.layout
+    of_stage: dict[int, dict[str, float]] = defaultdict(dict)
+    for role in roles:
+        if role.seconds is not None:
+            of_stage[role.stage][role.role] = role.seconds
+    if compute_seconds is None or not of_stage or layout.pp == 1:
+        return None
+    only_compute, with_communication, message_ns, once = [], [], [], 0.0
+    for stage in plan.stages:
+        seconds = of_stage[stage.stage]
+        messages = sum(row.count for row in stage.traffic if row.role == _PIPELINE)
+        message_ns.append(round(seconds.get(_PIPELINE, 0.0) * _NS / max(messages, 1)))
+        in_step = {row.role for row in stage.traffic if row.when == "step"}
+        in_layers = {row.role for row in stage.traffic if row.when != "step"} - {_PIPELINE}
+        once = max(once, sum(ns for role, ns in seconds.items() if role in in_step - in_layers))
+        communication = sum(ns for role, ns in seconds.items() if role in in_layers)
+        only_compute.append(_chunk_times(plan, stage, compute_seconds))
+        with_communication.append(_chunk_times(plan, stage, compute_seconds + communication))
+    longest = max(max(seconds.values()) for seconds in of_stage.values())
+    return PipelinedTime(
+        max(pipeline_ns(only_compute, layout.microbatches) / _NS, longest),
+        pipeline_ns(with_communication, layout.microbatches, message_ns) / _NS + once,
+    )
+
+
+def _chunk_times(plan: Plan, stage: StagePlan, seconds: float) -> list[ChunkTimes]:
+    """Return the forward and the backward of a microbatch in each chunk of a stage that works for so long."""
+    layout = plan.layout
+    forward = 1 / 4 if layout.recompute == "full" else 1 / 3
+    layers = [len(chunk) for chunk in stage.layers]
+    ns = [seconds * _NS / layout.microbatches * of_chunk / sum(layers) for of_chunk in layers]
+    return [ChunkTimes(round(chunk_ns * forward), round(chunk_ns * (1 - forward))) for chunk_ns in ns]
 
 
 def parse_bandwidths(texts: Iterable[str]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from commtrace.errors import ConfigurationError
-from commtrace.recording.byte_sizes import parse_bytes
+from commtrace.trace.byte_sizes import parse_bytes
 
 T = TypeVar("T")
 

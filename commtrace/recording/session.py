@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import operator
@@ -238,13 +239,14 @@ def _end_before_others() -> None:
 def _end(pid: int) -> None:
     if os.getpid() != pid:
         return
-    try:
-        is_settled = True
-        for session in _sessions:
-            # The time in which one did not settle was that of all others, too.
-            is_settled = session.await_callbacks(is_patient=is_settled) and is_settled
-    finally:
-        stop()
+    with contextlib.nullcontext() if _current is None else _current.telling_findings():
+        try:
+            is_settled = True
+            for session in _sessions:
+                # The time in which one did not settle was that of all others, too.
+                is_settled = session.await_callbacks(is_patient=is_settled) and is_settled
+        finally:
+            stop()
 
 
 def _after_fork_in_child() -> None:

@@ -8,7 +8,6 @@ they ran is not known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -17,11 +16,18 @@ from msgspec import Meta, Struct
 
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
+from commtrace.trace.bounds import Count, Identity, Peer, Step, Time, Word
 from commtrace.trace.inputs import decode_json
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
 
 _MOST_ROWS: Final = 20_000_000
 """Of the contents of all replays that are read at once: a damaged file may say that there are more."""
+
+
+_MOST_ITEMS: Final = 65_536
+_MOST_POSITIONS: Final = 2**20
+_Bytes = Annotated[int, Meta(ge=-1, lt=2**47)]
+_Position = Annotated[int, Meta(ge=0, lt=_MOST_POSITIONS)]
 
 
 class ContainedOperation(NamedTuple):
@@ -30,55 +36,56 @@ class ContainedOperation(NamedTuple):
     Its number is the first of its counter in the replay, and ``offset`` more.
     """
 
-    name: str
-    counter: int  # position in the graph's counters
-    offset: int
-    op_in_seq: int
-    num_bytes: int
-    self_bytes: int
-    dtype: str | None
-    peer: int
+    name: Word
+    counter: Count  # position in the graph's counters
+    offset: Count
+    op_in_seq: Step
+    num_bytes: _Bytes
+    self_bytes: _Bytes
+    dtype: Word | None
+    peer: Peer
     is_async: bool
-    microbatch: int
-    chunk: int
-    stage: int
-    module: str  # class of the module whose forward launched it; empty if unknown
+    microbatch: Step
+    chunk: Step
+    stage: Step
+    module: Word  # class of the module whose forward launched it; empty if unknown
 
 
 class Counter(NamedTuple):
     """A sequence of numbers of a group: of its collectives (``is_send`` is None), or of messages of one kind."""
 
-    group: int
+    group: Identity
     is_send: bool | None
-    peer: int
-    tag: int
+    peer: Peer
+    tag: Time
 
 
 class StampedOperation(NamedTuple):
     """The stamps of a communication of a graph, by their positions in ``stamps`` of a replay: an item of the mark."""
 
-    operation: int  # position in the graph's operations
-    start: int
-    end: int
-    waited_from: int  # where the capture's stream came to the wait; −1 if it was not seen to wait
-    stall_end: int
+    operation: _Position  # in the graph's operations
+    start: _Position
+    end: _Position
+    # where the capture's stream came to the wait; −1 if it was not seen to wait
+    waited_from: Annotated[int, Meta(ge=-1, lt=_MOST_POSITIONS)]
+    stall_end: _Position
     is_start_exact: bool
     is_awaited: bool  # the capture's stream has run it, or was seen to wait for it
     has_stall: bool  # False of a member of a coalescing bracket that is not its first
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedGraph:
-    """What a CUDA graph contains."""
+class CapturedGraph(Struct, frozen=True):
+    """What a CUDA graph contains: the detail of its mark."""
 
-    id: int  # unique on its rank
-    phases: str  # of training, with plus signs between; "graph" if none is known
+    id: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # unique on its rank
+    phases: Word  # of training, with plus signs between; "graph" if none is known
     is_known: bool  # False: it was captured before the recording began, or by several threads at once
-    unlisted: int  # communications that are not among ``operations``
-    counters: tuple[Counter, ...]
-    operations: tuple[ContainedOperation, ...]
-    stamps: tuple[StampedOperation, ...] = ()
-    unstamped: Mapping[str, int] | None = None  # how many of the others, by reason; None: no stamps were asked for
+    unlisted: Count  # communications that are not among ``operations``
+    counters: Annotated[tuple[Counter, ...], Meta(max_length=_MOST_ITEMS)]
+    operations: Annotated[tuple[ContainedOperation, ...], Meta(max_length=_MOST_ITEMS)]
+    stamps: Annotated[tuple[StampedOperation, ...], Meta(max_length=_MOST_ITEMS)] = ()
+    # How many of the others, by reason; None: no stamps were asked for.
+    unstamped: Annotated[Mapping[Word, Count], Meta(max_length=64)] | None = None
 
     @property
     def num_stamps(self) -> int:
@@ -94,26 +101,15 @@ class CapturedGraph:
             and all(stamped.is_awaited for stamped in self.stamps)
         )
 
-    @classmethod
-    def of_mark(cls, detail: Mapping[str, Any]) -> CapturedGraph:
-        """Return the graph of a mark that was read."""
-        lists = {
-            "counters": tuple(Counter(*counter) for counter in detail["counters"]),
-            "operations": tuple(ContainedOperation(*operation) for operation in detail["operations"]),
-            "stamps": tuple(StampedOperation(*stamped) for stamped in detail["stamps"]),
-        }
-        return cls(**{**detail, **lists})
-
-
-def check_graph(detail: Mapping[str, Any], most_ranks: int) -> None:
-    """Raise ValueError if the mark of a graph contradicts itself; ranks of the job are below ``most_ranks``."""
-    for operation in map(ContainedOperation._make, detail["operations"]):
-        if operation.counter >= len(detail["counters"]):
-            raise ValueError("a communication of a graph has a counter that the graph lacks")
-        if operation.peer >= most_ranks:
-            raise ValueError(f"a graph of a job of {most_ranks} ranks holds rank {operation.peer}")
-    if any(stamped[0] >= len(detail["operations"]) for stamped in detail["stamps"]):
-        raise ValueError("a graph has stamps of a communication that it lacks")
+    def check(self, most_ranks: int) -> None:
+        """Raise ValueError if it contradicts itself; ranks of the job are below ``most_ranks``."""
+        for operation in self.operations:
+            if operation.counter >= len(self.counters):
+                raise ValueError("a communication of a graph has a counter that the graph lacks")
+            if operation.peer >= most_ranks:
+                raise ValueError(f"a graph of a job of {most_ranks} ranks holds rank {operation.peer}")
+        if any(stamped.operation >= len(self.operations) for stamped in self.stamps):
+            raise ValueError("a graph has stamps of a communication that it lacks")
 
 
 _MOST_STAMPS: Final = 4 * 65_536

@@ -16,14 +16,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, Final, cast
 
-import msgspec
 from msgspec import Meta, Struct
 
 from commtrace.trace import schema
-from commtrace.trace.bounds import Count, Identity, Number, Peer, Step, Time, Word
-from commtrace.trace.graphs import CapturedGraph, check_graph
+from commtrace.trace.bounds import Count, Identity, Number, Step, Word
+from commtrace.trace.graphs import CapturedGraph
 from commtrace.trace.hang_report import Activity, InFlight
-from commtrace.trace.inputs import all_printable, decode_json, printable_json
+from commtrace.trace.inputs import decode_json, printable_json
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
 from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, OsExit, TriggeredDetail
 from commtrace.trace.topology import Topology
@@ -50,32 +49,6 @@ class _Problem(Struct, omit_defaults=True):
     is_limit: bool = False  # of the source of an imported run: nothing failed
 
 
-_Bytes = Annotated[int, Meta(ge=-1, lt=2**47)]
-# Group, is_send (null: collectives), peer, tag.
-_Counter = tuple[Identity, bool | None, Peer, Time]
-# Name, position of its counter, offset from the counter's first number, op_in_seq, bytes, self_bytes, dtype, peer,
-# is_async, microbatch, chunk, stage, module.
-_Contained = tuple[Word, Count, Count, Step, _Bytes, _Bytes, Word | None, Peer, bool, Step, Step, Step, Word]
-
-
-# Operation; positions of its stamps: start, end, where it was waited for (-1: not seen), end of the stall; whether its
-# start is exact, it was seen to be waited for, and the stall is its own.
-_Position = Annotated[int, Meta(ge=0, lt=2**20)]
-_Stamped = tuple[_Position, _Position, _Position, Annotated[int, Meta(ge=-1, lt=2**20)], _Position, bool, bool, bool]
-
-
-# What a CUDA graph contains: trace/graphs.py.
-class _Graph(Struct):
-    id: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    phases: Word
-    is_known: bool
-    unlisted: Count
-    counters: Annotated[list[_Counter], Meta(max_length=65_536)]
-    operations: Annotated[list[_Contained], Meta(max_length=65_536)]
-    stamps: Annotated[list[_Stamped], Meta(max_length=65_536)] = []
-    unstamped: Annotated[dict[Word, Count], Meta(max_length=64)] | None = None
-
-
 # The recorder was closed. exception: type of an uncaught one; frames: its origin, innermost first.
 class _End(Struct, omit_defaults=True):
     exception: Word = ""
@@ -98,7 +71,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "activity": _ActivityMark,
     "device_state": DeviceState,
     "peak_memory": PeakMemory,
-    "graph": _Graph,
+    "graph": CapturedGraph,
     "progress": _Progress,
     "discarded": DiscardedSegments,
     "trigger": TriggeredDetail,
@@ -113,7 +86,7 @@ _TYPES: Final[Mapping[str, Any]] = {
 def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
     """Return the fact in the detail of a mark, without undeclared fields; None for marks without a type.
 
-    It is a dictionary of a ``topology``, of ``dropped`` and of a ``graph``, else a record.
+    It is a dictionary of a ``topology`` and of ``dropped``, else a record.
 
     Raises:
         ValueError: the detail does not have the type of the mark, or is impossible: ranks are below ``most_ranks``.
@@ -123,13 +96,11 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
     text = text or "{}"
     if name == "process_group":
         return _read_group(text, most_ranks)
-    if name == "graph":
-        detail = all_printable(msgspec.to_builtins(decode_json(text, _TYPES[name])))
-        check_graph(detail, most_ranks)
-        return detail
     fact = printable_json(text, _TYPES[name])
     if name == "topology":
         _check_topology(fact)
+    if name == "graph":
+        fact.check(most_ranks)
     return fact
 
 
@@ -253,7 +224,7 @@ class Marks:
         elif name == "peak_memory":
             self.peak_memory = fact
         elif name == "graph":
-            self.graphs[fact["id"]] = CapturedGraph.of_mark(fact)
+            self.graphs[fact.id] = fact
         elif name == "progress" and at_ns is not None:
             self.progress.append((fact.step, at_ns))
         elif name == "discarded":

@@ -22,7 +22,7 @@ from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.otlp.queue import ExportedStep, MetricsSnapshot, Settle
 from commtrace.live.rank import LiveRank
-from commtrace.trace.files import side_process
+from commtrace.trace import side_process
 from commtrace.trace.metadata import Group, RankMetadata
 from commtrace.trace.topology import Topology
 

@@ -81,7 +81,7 @@ def test_a_recording_of_kernels_begins_with_its_communication(reader: Reader, tm
     assert {box["rank"] for box in reader.boxes(table="communication")} == {0, 1}
     assert reader.page.get_attribute("#lanes", "aria-pressed") == "true"
     assert "kernel" in reader.page.inner_text("#legend")
-    assert "wait for" in reader.page.inner_text("#legend")
+    assert "hatched: wait" in reader.page.inner_text("#legend")
 
 
 def test_paper_has_headings_names_and_whole_charts_in_light_colours(reader: Reader, tmp_path: Path) -> None:

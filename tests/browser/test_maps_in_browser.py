@@ -159,6 +159,7 @@ def test_groups_are_those_of_the_communication_by_group(opened: Reader, analysis
 def test_the_slowdown_of_each_stage_is_that_of_the_replay(opened: Reader, analysis: Analysis) -> None:
     opened.show("findings")
     by_stage = report_of_steps(OpenedRun.of(analysis)).slowdown.by_stage
+    opened.page.click("#slowdown summary")
     opened.page.select_option("#slowdown-by", "stage")
 
     shown = opened.page.locator("#slowdown tbody tr").all_inner_texts()

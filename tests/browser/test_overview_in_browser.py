@@ -64,7 +64,8 @@ def test_every_step_is_a_point_that_says_how_long_it_took(opened: Reader, report
     counted = summary["run"]["steps"]["count"]
     chart = opened.page.locator("#steps-chart .uplot")
 
-    assert opened.page.locator("#steps-note").inner_text().startswith(f"{counted} steps count · median ")
+    assert opened.page.locator("#steps-note").inner_text().startswith(f"{counted} steps count · ")
+    assert opened.page.locator("#steps-legend").inner_text().startswith("step\nmedian ")
     assert "1 warm-up" in opened.page.locator("#steps-note").inner_text()
     chart.press("End")
     assert opened.page.locator("#steps-chart .tooltip strong").inner_text().startswith(f"step {STEPS - 1} · ")

@@ -178,7 +178,8 @@ def test_the_head_is_the_state_the_findings_by_cost_and_what_to_do() -> None:
         "   By role: dp 100%.\n"
         f"2. {rank.line()}\n"
         "   Since the first step that was compared.\n"
-        "→ Overlap it.\n"
+        "→ 1. Overlap it.\n"
+        "→ 2. Look at it.\n"
         "\n"
     )
 

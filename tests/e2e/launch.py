@@ -33,6 +33,9 @@ _RANKS = REPOSITORY / "tests" / "e2e" / "ranks.py"
 _SECONDS_TO_DUMP_STACKS = 5.0
 _SECONDS_TO_IMPORT = 120.0
 
+_WITHOUT_FINDINGS = {"COMMTRACE_FINDINGS_SECONDS": "0"}
+"""Rank 0 of hundreds of jobs would judge it at the end; test_findings_at_end.py has the jobs that do."""
+
 _READ_AT_IMPORT = ("TORCH", "OMP", "PYTHON", "LD_")
 """Beginnings of variables that Python, the loader of libraries, or torch reads once."""
 
@@ -133,7 +136,8 @@ def _run(command: Sequence[str], env: Mapping[str, str] | None, timeout: float, 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
-    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **more}
+    usual = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **_WITHOUT_FINDINGS}
+    return {**inherited, **usual, **more}
 
 
 class _Process(Protocol):

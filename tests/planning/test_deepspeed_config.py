@@ -12,7 +12,8 @@ import pytest
 from commtrace.errors import ConfigurationError
 from commtrace.planning.deepspeed_config import deepspeed_layout
 from commtrace.planning.deepspeed_options import unknown_options
-from commtrace.planning.plan import make_plan
+from commtrace.planning.layout import PlannedJob
+from commtrace.planning.plan import make_plan, plan_job
 from commtrace.planning.plan_file import read_plan_file
 
 MODEL = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 32, "vocabulary": 128}
@@ -31,13 +32,13 @@ def test_a_configuration_beside_its_plan(tmp_path: Path) -> None:
     in_place = tmp_path / "in_place.json"
     in_place.write_text(json.dumps({"model": MODEL, "layout": {"dp": 4}, "deepspeed": CONFIG}))
 
-    model, layout, notes = read_plan_file(path)
+    model, layout, notes, _ = read_plan_file(path)
 
     assert (layout.dp, layout.microbatch, layout.microbatches, layout.zero_stage) == (4, 2, 4, 2)
     assert (layout.zero.reduce_bucket_size, layout.zero.overlap_comm) == (50_000, True)
     assert (layout.parameter_bytes, layout.gradient_bytes, layout.optimizer_bytes) == (2, 2, 12)
     assert notes == ()
-    assert read_plan_file(in_place) == (model, layout, ())
+    assert read_plan_file(in_place) == PlannedJob(model, layout)
     rows = make_plan(model, layout).stages[0].traffic
     parameters = make_plan(model, layout).parameters
     gradients = sum(row.tensor_bytes for row in rows if row.what == "gradients")
@@ -81,7 +82,7 @@ def notes_of(tmp_path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"model": MODEL, "layout": {"dp": 4}, "deepspeed": config}))
     notes = read_plan_file(path).notes
-    assert set(notes) <= set(make_plan(*read_plan_file(path)).notes)
+    assert set(notes) <= set(plan_job(read_plan_file(path)).notes)
     return notes
 
 

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from commtrace.errors import ConfigurationError
-from commtrace.planning.layout import Layout
-from commtrace.planning.megatron_arguments import MegatronJob, parse_megatron_command
+from commtrace.planning.layout import Layout, PlannedJob
+from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
 
 GPT = (
@@ -18,7 +18,7 @@ GPT = (
 )
 
 
-def parse(more: str = "", gpus: int | None = None) -> MegatronJob:
+def parse(more: str = "", gpus: int | None = None) -> PlannedJob:
     return parse_megatron_command(shlex.split(GPT + more), gpus)
 
 

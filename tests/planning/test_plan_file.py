@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commtrace.errors import ConfigurationError, MissingExtraError
-from commtrace.planning.layout import Layout
+from commtrace.planning.layout import Layout, PlannedJob
 from commtrace.planning.model import Model
 from commtrace.planning.plan_file import read_plan_file
 
@@ -26,10 +26,9 @@ def write(folder: Path, text: str, name: str = "plan.yaml") -> Path:
 def test_yaml(tmp_path: Path) -> None:
     path = write(tmp_path, f"model: {MODEL}\nlayout:\n  tp: 2\n  sequence_parallel: true\n  recompute: full\n")
 
-    assert read_plan_file(path) == (
+    assert read_plan_file(path) == PlannedJob(
         Model(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128),
         Layout(tp=2, sequence_parallel=True, recompute="full"),
-        (),
     )
 
 

@@ -22,8 +22,11 @@ from commtrace.planning.times import (
     measure_communication,
     measured_rates,
     parse_bandwidths,
+    pipelined_time,
     role_times,
 )
+from commtrace.synth import Job, synthesize
+from commtrace.trace import schema
 from tests.factory import collective, group, make_run, span, stall
 
 MODEL = Model(layers=4, hidden=64, heads=4, sequence=32, vocabulary=128)
@@ -125,3 +128,30 @@ def test_an_iteration_takes_between_its_longest_part_and_the_sum() -> None:
     assert iteration_time(roles, 9.0) == IterationTime(1, 9.0, 13.0)
     assert iteration_time(roles, None) is None
     assert iteration_time([role(0, "tp", None)], 1.0) is None
+
+
+@pytest.mark.parametrize(
+    "job", [Job(pp=4, layers=32), Job(pp=2, dp=2, chunks=2, layers=32), Job(pp=8, microbatches=16, layers=32)]
+)
+def test_an_iteration_with_its_bubble_takes_to_the_nanosecond_what_the_simulator_takes(job: Job) -> None:
+    job = replace(job, jitter=0.0, end_scatter_ns=0, data_ns=0, steps=1, gpus_per_host=64)
+    model = Model(layers=32, hidden=job.hidden, heads=16, sequence=job.sequence, vocabulary=32_000)
+    plan = make_plan(model, Layout(pp=job.pp, dp=job.dp, chunks=job.chunks, microbatches=job.microbatches))
+    compute = job.microbatches * job.chunks * (job.forward_ns + job.backward_ns) / 1e9
+    message_ns = job.network.transfer_ns("recv", 2 * job.sequence * job.hidden, 2, same_host=True)
+    messages = [sum(row.count for row in stage.traffic if row.role == "pp") for stage in plan.stages]
+    sent = [RoleTime(stage, "pp", 1, None, count * message_ns / 1e9, None) for stage, count in enumerate(messages)]
+
+    time = pipelined_time(plan, sent, compute)
+
+    assert time is not None
+    simulated = synthesize(job)
+    assert round(time.all_hidden_seconds * 1e9) == simulated.truth["ideal"]["pipeline_ns"]
+    spans = [trace.spans for trace in simulated.run.ranks.values()]
+    last_backward = max(int(rows.end[rows.kind == schema.BACKWARD].max()) for rows in spans)
+    begin = min(int(rows.start[rows.kind == schema.STEP].min()) for rows in spans)
+    assert round(time.none_hidden_seconds * 1e9) == last_backward - begin
+
+
+def test_without_a_pipeline_no_bubble_comes_on_top() -> None:
+    assert pipelined_time(plan_that_sends(1), [RoleTime(0, "dp", 1, None, 1.0, None)], 1.0) is None

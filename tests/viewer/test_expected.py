@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.windows.run import open_run
 from commtrace.cli.main import app
-from commtrace.planning.plan import make_plan
+from commtrace.planning.plan import plan_job
 from commtrace.planning.recorded_job import recorded_job
 from commtrace.trace.run import Run
 from commtrace.trace.topology import Topology
@@ -52,7 +52,7 @@ def test_communication_is_that_of_the_command(tmp_path: Path) -> None:
 
 def test_memory_and_the_bubble_are_those_of_the_plan() -> None:
     run = two_stages(model=MODEL, layout=LAYOUT)
-    plan = make_plan(*recorded_job(run))
+    plan = plan_job(recorded_job(run))
 
     shown = json.loads(resources(run)["expected.json"])
 

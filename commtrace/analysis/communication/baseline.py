@@ -7,19 +7,20 @@ have taken so long at the measured bandwidth, and took so long in the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from commtrace.analysis.communication.bandwidth import bus_factor
 from commtrace.analysis.communication.links import SMALLEST_BYTES, NodeLink, NodeTraffic
 from commtrace.errors import ConfigurationError
 from commtrace.trace.inputs import printable_json, read_file
-from commtrace.trace.json_values import JsonObject
+from commtrace.trace.json_values import JsonObject, fields_to_json
 
 FORMAT: Final = "commtrace baseline 1"
 
@@ -31,7 +32,7 @@ _FARTHEST: Final = 2.0
 """Sizes up to so much below the smallest measured one, or above the largest, are compared with it."""
 
 
-class MeasuredSpread(NamedTuple):
+class MeasuredSpread(Struct, frozen=True):
     """A quantity over the iterations of a measurement."""
 
     mean: float
@@ -39,18 +40,17 @@ class MeasuredSpread(NamedTuple):
     max: float
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Struct, frozen=True, rename={"num_bytes": "bytes"}):
     """One operation of one size on one group. Times are those of its slowest member, in each iteration."""
 
     operation: str
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]  # of the members, each once
-    num_bytes: int  # S of commtrace.analysis.communication.bandwidth
+    ranks: Annotated[tuple[int, ...], Meta(min_length=1)]
+    nodes: Annotated[tuple[str, ...], Meta(min_length=1)]  # of the members, each once
+    num_bytes: Annotated[int, Meta(gt=0, le=2**63 - 1)]  # S of commtrace.analysis.communication.bandwidth
     dtype: str
     iterations: int
     duration_ns: MeasuredSpread
-    group: str = ""  # as --group names it: world, node, across, pairs or ranks
+    group: str = ""  # as --group names it: world, node, across, pairs or ranks; missing in older files
 
     @property
     def inter_node(self) -> bool:
@@ -65,7 +65,8 @@ class Measurement:
     @property
     def busbw_gbps(self) -> MeasuredSpread:
         factor = bus_factor(self.operation, len(self.ranks))
-        return MeasuredSpread(*(factor * algbw for algbw in self.algbw_gbps))
+        algbw = self.algbw_gbps
+        return MeasuredSpread(factor * algbw.mean, factor * algbw.min, factor * algbw.max)
 
     def to_json(self) -> JsonObject:
         return {
@@ -78,9 +79,9 @@ class Measurement:
             "bytes": self.num_bytes,
             "dtype": self.dtype,
             "iterations": self.iterations,
-            "duration_ns": self.duration_ns._asdict(),
-            "algbw_gbps": self.algbw_gbps._asdict(),
-            "busbw_gbps": self.busbw_gbps._asdict(),
+            "duration_ns": fields_to_json(self.duration_ns),
+            "algbw_gbps": fields_to_json(self.algbw_gbps),
+            "busbw_gbps": fields_to_json(self.busbw_gbps),
         }
 
 
@@ -175,30 +176,10 @@ def _interpolated(measured: Sequence[Measurement], num_bytes: float) -> float | 
     return float(np.exp(np.interp(np.log(num_bytes), sizes, times)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    mean: float
-    min: float
-    max: float
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredRow:
-    operation: str
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
-    bytes: int
-    dtype: str
-    iterations: int
-    duration_ns: _Times
-    group: str = ""  # missing in older files
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _File(Struct):
     format: str
     made: dict[str, str]
-    measurements: tuple[_StoredRow, ...]
+    measurements: tuple[Measurement, ...]
 
 
 def read_baseline(path: Path) -> NetworkBaseline:
@@ -209,19 +190,17 @@ def read_baseline(path: Path) -> NetworkBaseline:
         OSError: it cannot be read.
     """
     try:
-        stored = printable_json(read_file(path, _MOST_BYTES), _Stored)
+        stored = printable_json(read_file(path, _MOST_BYTES), _File)
     except ValueError as error:
         raise ConfigurationError(
             f"{path} is no baseline ({error}): `commtrace bench collectives -o FILE` writes one"
         ) from error
     if stored.format != FORMAT:
         raise ConfigurationError(f"{path}: expected the format {FORMAT!r}, not {stored.format!r}: measure it again")
-    return NetworkBaseline(stored.made, tuple(_measurements(path, stored.measurements)))
-
-
-def _measurements(path: Path, rows: Iterable[_StoredRow]) -> Iterable[Measurement]:
-    for row in rows:
-        time = MeasuredSpread(row.duration_ns.mean, row.duration_ns.min, row.duration_ns.max)
-        if not (0 < row.bytes < 1 << 63 and row.ranks and row.nodes and 0 < time.min <= time.mean <= time.max < np.inf):
-            raise ConfigurationError(f"{path}: a measurement of {row.operation} has impossible numbers: measure again")
-        yield Measurement(row.operation, row.ranks, row.nodes, row.bytes, row.dtype, row.iterations, time, row.group)
+    for measurement in stored.measurements:
+        time = measurement.duration_ns
+        if not 0 < time.min <= time.mean <= time.max < np.inf:
+            raise ConfigurationError(
+                f"{path}: a measurement of {measurement.operation} has impossible numbers: measure again"
+            )
+    return NetworkBaseline(stored.made, stored.measurements)

@@ -15,9 +15,10 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.keys import pack
 from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.ideal import mean_segments
+from commtrace.analysis.replay.ideal import mean_work
 from commtrace.analysis.replay.program import Program, build_program, stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
+from commtrace.analysis.replay.step_statistics import WorkTable
 from commtrace.analysis.timeline import BUBBLE, Outline, OutlineRank, RankBoxes, StepBoxes, rank_label
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -96,7 +97,8 @@ class _PhaseTimes:
 
 
 def _phase_times(program: Program, step: int) -> _PhaseTimes:
-    segment_ns = mean_segments(program)
+    work = WorkTable.of(program.segments)
+    segment_ns = mean_work(work)[work.entry]
     times = program.times(segment_ns, np.zeros_like(program.transfers.ns))
     edges = program.edges
     # Along the lanes: into the end of a stall and into the end of a step.

@@ -170,7 +170,7 @@ class Changes:
         if self.bandwidth or self.latency:
             phrases.append("another network may make the library choose another algorithm")
         if self.without_slow_ranks:
-            phrases.append("the transfers of the slow rank take as long as recorded")
+            phrases.append("transfers of the slow rank that no finding names take as long as recorded")
         if self.schedule or self.chunks is not None:
             phrases.append("what the code of another schedule takes itself, its kinds of messages, its memory")
         if self.microbatches is not None:

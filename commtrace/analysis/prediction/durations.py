@@ -14,9 +14,10 @@ from commtrace.analysis.prediction.changes import BandwidthChange, LatencyChange
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.edges import ReplayTransfers
 from commtrace.analysis.replay.program import stage_of
-from commtrace.analysis.replay.segments import BACKWARD, FORWARD, same_work
+from commtrace.analysis.replay.segments import BACKWARD, FORWARD, WorkSegments, same_work
 from commtrace.analysis.replay.step_statistics import pause_ns
 from commtrace.analysis.statistics import Float64
+from commtrace.analysis.stragglers.mended import MendedRanks
 from commtrace.errors import ConfigurationError
 from commtrace.findings.causes import PAUSES
 from commtrace.findings.formatting import format_ranks
@@ -200,12 +201,18 @@ def overlapping(recorded: RecordedSteps) -> Bool:
 
 
 def without_slow_ranks(
-    recorded: RecordedSteps, durations: Durations, ranks: Sequence[int], like: int | None = None
+    recorded: RecordedSteps,
+    durations: Durations,
+    ranks: Sequence[int],
+    like: int | None = None,
+    mended: MendedRanks | None = None,
 ) -> Durations:
-    """Give the work of ranks, and each kind of pause, the mean length of the same on the others, in proportion.
+    """Let ranks be as fast as the others.
 
-    Where no other rank does the same work (one replica of a pipeline), forwards and backwards take the mean of the
-    other stages, or those of the rank ``like``.
+    What a finding names of them, ``mended``, is normal, so that the answer is its cost. The work of other ranks, and
+    each kind of pause, takes the mean length of the same elsewhere, in proportion. Where no other rank does the same
+    work (one replica of a pipeline), forwards and backwards take the mean of the other stages, or those of the rank
+    ``like``.
 
     Raises:
         ConfigurationError: the run has no such rank, or no other rank to compare with.
@@ -218,25 +225,47 @@ def without_slow_ranks(
             f"--without-slow-rank {missing[0]}: the run has {format_ranks(recorded.ranks.tolist())}"
         )
     segments = recorded.lanes.segments
-    mended = np.isin(segments.rank, list(ranks))
-    if mended.all():
+    if np.isin(segments.rank, list(ranks)).all():
         raise ConfigurationError("--without-slow-rank: no other rank is left to compare with")
+    if _alone(segments, compared_with_stages(ranks, mended)).any():
+        durations = durations._replace(assumptions=(*durations.assumptions, _ALONE))
+    if mended is not None and mended.ranks:
+        durations = Durations(*recorded.in_scenario(mended.normal, mended.places), durations.assumptions)
+        ranks = sorted(set(ranks) - mended.ranks)
+    return _as_elsewhere(recorded, durations, ranks, like) if ranks else durations
+
+
+def compared_with_stages(ranks: Sequence[int], mended: MendedRanks | None) -> list[int]:
+    """Return the ranks for which other stages may show what is normal: no finding compared them otherwise."""
+    return sorted(set(ranks) if mended is None else set(ranks) - (mended.ranks - mended.of_stages))
+
+
+_ALONE: Final = (
+    "No other rank does the same work as the slow one, so its forwards and backwards take the mean of the other stages."
+)
+
+
+def _alone(segments: WorkSegments, ranks: Sequence[int]) -> Bool:
+    """Return the forwards and backwards of these ranks that no other rank does."""
+    mended = np.isin(segments.rank, list(ranks))
+    elsewhere = _mean_elsewhere(same_work(segments), segments.total_ns.astype(np.float64), mended, ~mended)
+    return np.asarray(mended & np.isin(segments.kind, (FORWARD, BACKWARD)) & np.isnan(elsewhere))
+
+
+def _as_elsewhere(recorded: RecordedSteps, durations: Durations, ranks: Sequence[int], like: int | None) -> Durations:
+    """Give the work of ranks the mean length of the same on the others."""
+    segments = recorded.lanes.segments
+    mended = np.isin(segments.rank, list(ranks))
     total, work_ns = segments.total_ns.astype(np.float64), segments.work_ns.astype(np.float64)
     alike = same_work(segments)
     ratio = _mean_elsewhere(alike, work_ns, mended, ~mended)
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
-    alone = mended & in_phase & np.isnan(ratio)
-    notes = durations.assumptions
+    alone = _alone(segments, ranks)
     if alone.any():
         _, across = grouped(pack([segments.kind, segments.stalls, segments.ordinal]))
         others = ~mended if like is None else segments.rank == like
         elsewhere = _mean_elsewhere(across, np.where(in_phase, work_ns, 0.0), mended, others)
         ratio = np.where(alone, elsewhere, ratio)
-        notes = (
-            *notes,
-            "No other rank does the same work as the slow one, so its forwards and backwards take the mean of the "
-            "other stages.",
-        )
     normal_ns = work_ns * np.nan_to_num(ratio, nan=1.0)
     for cause in PAUSES:  # each where it was: it is no part of the other microbatches
         paused_ns = pause_ns(segments, cause).astype(np.float64)
@@ -244,7 +273,7 @@ def without_slow_ranks(
     ratio = np.where(total > 0, normal_ns / np.maximum(total, 1.0), 1.0)
     scale = np.where(mended, ratio, 1.0)
     piece_ns = np.rint(durations.piece_ns * scale[recorded.lanes.piece_segment]).astype(np.int64)
-    return Durations(piece_ns, durations.transfer_ns, notes)
+    return durations._replace(piece_ns=piece_ns)
 
 
 def fastest_and_slowest_stand_in(recorded: RecordedSteps, ranks: Sequence[int]) -> tuple[int, ...] | None:
@@ -255,12 +284,10 @@ def fastest_and_slowest_stand_in(recorded: RecordedSteps, ranks: Sequence[int]) 
     segments = recorded.lanes.segments
     mended = np.isin(segments.rank, list(ranks))
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
-    total = segments.total_ns.astype(np.float64)
-    ratio = _mean_elsewhere(same_work(segments), total, mended, ~mended)
     others = in_phase & ~mended
-    if not (mended & in_phase & np.isnan(ratio)).any():
+    if not _alone(segments, ranks).any():
         return None
-    work = np.bincount(segments.rank[others], total[others])
+    work = np.bincount(segments.rank[others], segments.total_ns[others])
     candidates = np.unique(segments.rank[others])
     if len({stage_of(recorded.run.ranks[rank]) for rank in candidates.tolist()}) < 2:
         return ()

@@ -30,6 +30,7 @@ from commtrace.analysis.prediction.assumptions import (
 from commtrace.analysis.prediction.changes import Changes
 from commtrace.analysis.prediction.durations import (
     Durations,
+    compared_with_stages,
     fastest_and_slowest_stand_in,
     measured_durations,
     recorded_gbps,
@@ -49,6 +50,7 @@ from commtrace.analysis.prediction.rebuilt_steps import (
 )
 from commtrace.analysis.prediction.recorded_steps import RecordedSteps
 from commtrace.analysis.replay.program import common_steps
+from commtrace.analysis.stragglers.mended import JudgedSteps, MendedRanks
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.schedule import (
@@ -196,10 +198,11 @@ class StepModel:
     analysis: Analysis
     recorded: RecordedSteps
     measured: Durations
+    judged: JudgedSteps | None = None  # what is known of slow ranks; None: nothing
 
     @classmethod
-    def observed(cls, analysis: Analysis) -> StepModel:
-        """Return the model of the analysed steps, or of some of them, evenly drawn.
+    def observed(cls, analysis: Analysis, judged: JudgedSteps | None = None) -> StepModel:
+        """Return the model of the analysed steps, or of some of them, evenly drawn; ``judged`` is of their run.
 
         Raises:
             ReplayError: the steps cannot be replayed.
@@ -214,7 +217,7 @@ class StepModel:
                 "missing."
             )
         recorded = RecordedSteps.of(analysis, steps)
-        return cls(analysis, recorded, measured_durations(recorded))
+        return cls(analysis, recorded, measured_durations(recorded), judged)
 
     @cached_property
     def times(self) -> Int64:
@@ -243,8 +246,9 @@ class StepModel:
         Raises:
             ConfigurationError: the run lacks what a change needs, or cannot have it.
         """
-        durations = _changed_durations(self.recorded, self.measured, changes)
-        likes = fastest_and_slowest_stand_in(self.recorded, changes.without_slow_ranks)
+        mended = None if self.judged is None else self.judged.without(changes.without_slow_ranks)
+        durations = _changed_durations(self.recorded, self.measured, changes, mended=mended)
+        likes = fastest_and_slowest_stand_in(self.recorded, compared_with_stages(changes.without_slow_ranks, mended))
         stand_ins = (
             None
             if likes is None
@@ -256,24 +260,28 @@ class StepModel:
         return _replayed_outcome(self, changes, durations, stand_ins)
 
 
-def predict(analysis: Analysis, changes: Changes) -> Outcome:
-    """Predict the step time of the analysed steps with these changes.
+def predict(analysis: Analysis, changes: Changes, judged: JudgedSteps | None = None) -> Outcome:
+    """Predict the step time of the analysed steps with these changes; ``judged`` is what slows their run, if known.
 
     Raises:
         ConfigurationError: the run lacks what a change needs, or cannot have it.
         ReplayError: the steps cannot be replayed.
         CommtraceError: the run holds nothing that could be replayed.
     """
-    return StepModel.observed(analysis).predict(changes)
+    return StepModel.observed(analysis, judged).predict(changes)
 
 
 _STAND_IN: Final = "work of the slow rank"
 
 
 def _changed_durations(
-    recorded: RecordedSteps, measured: Durations, changes: Changes, like: int | None = None
+    recorded: RecordedSteps,
+    measured: Durations,
+    changes: Changes,
+    like: int | None = None,
+    mended: MendedRanks | None = None,
 ) -> Durations:
-    durations = without_slow_ranks(recorded, measured, changes.without_slow_ranks, like)
+    durations = without_slow_ranks(recorded, measured, changes.without_slow_ranks, like, mended)
     durations = with_network(recorded, durations, changes.bandwidth, changes.latency)
     return with_overlap(recorded, durations, changes.overlap)
 

@@ -9,10 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.matching.roles import Roles, between_stages
+from commtrace.analysis.matching.roles import PIPELINE, Roles, between_stages
 from commtrace.analysis.replay.edges import Joins, work_between, worked_before
 from commtrace.analysis.replay.lanes import Lanes
+from commtrace.analysis.replay.observed_steps import ModelTransfers, ModelWork, ObservedIndex, Places
 from commtrace.analysis.replay.program import Program, join_lanes
+from commtrace.analysis.replay.scenarios import Scenario, durations
+from commtrace.analysis.replay.step_statistics import TransferTable, WorkTable, pause_ns
+from commtrace.findings.causes import PAUSES
 from commtrace.trace.blocks import pick
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
@@ -75,6 +79,38 @@ class RecordedSteps:
         if role == "all":
             return np.ones(len(self.joins.transfers), np.bool_)
         return np.asarray(self.transfer_role == self.roles.code(role))
+
+    def in_scenario(self, scenario: Scenario, statistics: Places) -> tuple[Int64, Int64]:
+        """Return the durations of the pieces and of the transfers in a scenario that was made from statistics."""
+        segments, transfers = self.lanes.segments, self.joins.transfers
+        work, traffic = WorkTable.of(segments), TransferTable.of(self.run, transfers)
+        own = Places(self.ranks, self.steps, work.entries, traffic.traffic, traffic.kinds)
+        index = ObservedIndex.of(own, statistics)
+        work_ns, transfer_ns = durations(
+            scenario,
+            ModelWork(
+                rank=segments.rank,
+                row=index.rank[np.searchsorted(self.ranks, segments.rank)],
+                step=index.step[segments.step],
+                entry=index.entry[work.entry],
+                stage=segments.stage,
+                chunk=segments.chunk,
+                microbatch=segments.microbatch,
+                kind=segments.kind,
+                total_ns=segments.total_ns,
+                pauses_ns={cause: pause_ns(segments, cause) for cause in PAUSES},
+                launch_bound_ns=segments.launch_bound_ns,
+            ),
+            ModelTransfers(
+                row=index.traffic[traffic.row],
+                kind=index.kind[traffic.kind],
+                rank=index.rank[np.searchsorted(self.ranks, traffic.rank)],
+                step=index.step[traffic.step],
+                ns=self.transfer_ns,
+                is_of_pipeline=self.of_role(PIPELINE),
+            ),
+        )
+        return self.program.scaled_pieces(work_ns), np.asarray(transfer_ns, np.int64)
 
     def times(self, piece_ns: Int64, transfer_ns: Int64) -> Int64:
         """Return the instant of every node, from a common start of all ranks."""

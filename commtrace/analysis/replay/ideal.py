@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import find_rows, grouped, pack
-from commtrace.analysis.replay.program import Program
 from commtrace.analysis.replay.step_statistics import (
     Entries,
     StepStatistics,
@@ -23,13 +22,6 @@ from commtrace.analysis.replay.step_statistics import (
 )
 from commtrace.analysis.statistics import Float64, exact_of_each, grouped_median
 from commtrace.trace.spans import Int32, Int64
-
-
-def mean_segments(program: Program) -> Int64:
-    """Return the mean duration of the same work for each segment, ns."""
-    work = program.work
-    total = np.bincount(work, program.segments.total_ns.astype(np.float64))
-    return np.asarray(np.rint((total / np.bincount(work))[work]), np.int64)
 
 
 class Ideal(NamedTuple):

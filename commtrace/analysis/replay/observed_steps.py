@@ -28,8 +28,9 @@ from commtrace.analysis.replay.step_statistics import (
     TransferKind,
     TransferTable,
     WorkTable,
+    pause_ns,
 )
-from commtrace.findings.causes import CHECKPOINT, DATA, EVALUATION, GC
+from commtrace.findings.causes import PAUSES
 from commtrace.trace.blocks import bounds_of
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
@@ -49,7 +50,7 @@ class WaitsBetweenStages(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Indices into the tables of rules, as in the statistics of the run."""
+    """Ranks, steps and kinds of work and transfers, by their indices in a model or in the statistics of a run."""
 
     ranks: Int64
     steps: Int64
@@ -120,9 +121,6 @@ class _StallNodesOfPipeline(NamedTuple):
     first_piece: Int32  # of this work
     end_piece: Int32
     join: Int32  # start of the last participant; −1 if the stall did not depend on others
-
-
-_PAUSES = {DATA: "data_ns", GC: "gc_ns", CHECKPOINT: "checkpoint_ns", EVALUATION: "evaluation_ns"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +300,7 @@ class ObservedSteps:
 
     def index_in(self, places: Places) -> ObservedIndex:
         """Return where its ranks, steps and kinds of work and transfers are in the statistics of the run."""
-        return ObservedIndex.of(self, places)
+        return ObservedIndex.of(Places(self.ranks, self.steps, self.entries, self.traffic, self.kinds), places)
 
     @property
     def between_ns(self) -> int:
@@ -350,16 +348,16 @@ class ObservedIndex(NamedTuple):
     own: Entries  # of the model
 
     @classmethod
-    def of(cls, observed: ObservedSteps, places: Places) -> ObservedIndex:
-        step = np.minimum(np.searchsorted(places.steps, observed.steps), len(places.steps) - 1)
+    def of(cls, model: Places, statistics: Places) -> ObservedIndex:
+        step = np.minimum(np.searchsorted(statistics.steps, model.steps), len(statistics.steps) - 1)
         return cls(
-            observed.ranks,
-            np.searchsorted(places.ranks, observed.ranks).astype(np.int32),
+            model.ranks,
+            np.searchsorted(statistics.ranks, model.ranks).astype(np.int32),
             step.astype(np.int32),
-            find_rows(places.entries, observed.entries).astype(np.int32),
-            _numbers_in(places.traffic, observed.traffic),
-            _numbers_in(places.kinds, observed.kinds),
-            observed.entries,
+            find_rows(statistics.entries, model.entries).astype(np.int32),
+            _numbers_in(statistics.traffic, model.traffic),
+            _numbers_in(statistics.kinds, model.kinds),
+            model.entries,
         )
 
 
@@ -536,7 +534,7 @@ class _ProgramBySteps:
 
         first_piece, end_piece = ends(self.first_piece[edge], self.end_piece[edge])
         stall_first, stall_end = ends(self.first_piece[lane_edge], self.end_piece[lane_edge])
-        ns = {cause: getattr(segments, name)[of_work] for cause, name in _PAUSES.items()}
+        ns = {cause: pause_ns(segments, cause)[of_work] for cause in PAUSES}
         rank_of_work, rank_of_transfer = (
             np.searchsorted(program.ranks, items.rank).astype(np.int32) for items in (segments, program.transfers)
         )

@@ -29,7 +29,7 @@ from commtrace.analysis.replay.edges import (
 )
 from commtrace.analysis.replay.graph import ReplayError, StepsGraph, graph_of_steps
 from commtrace.analysis.replay.lanes import Lanes, Launches, ReadLanes, concatenate_lanes, read_lanes
-from commtrace.analysis.replay.segments import LaneRows, WorkSegments, same_work
+from commtrace.analysis.replay.segments import LaneRows, WorkSegments
 from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run, told_stage
@@ -76,11 +76,6 @@ class Program:
             end_ns=lanes.step_end,
             between_ns=lanes.between_ns,
         )
-
-    @cached_property
-    def work(self) -> Int64:
-        """Return numbers that are equal for segments of the same work."""
-        return same_work(self.segments)
 
     @cached_property
     def graph(self) -> StepsGraph:

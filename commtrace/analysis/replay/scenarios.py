@@ -72,7 +72,7 @@ class NormalSpeed:
     microbatches: LongMicrobatches | None  # that are shortened
 
     def apply(self, work: ModelWork, ns: Int64) -> Int64:
-        """Return the durations of work; ``ns`` is without this rule."""
+        """Return the durations of work: ``ns``, which are without this rule, less what it shortens of the measured."""
         rank_and_step, measured_ns = (work.row, work.step), work.work_ns
         durations = np.where(self.is_mended[rank_and_step], measured_ns * self.ratio[work.entry], measured_ns)
         for cause in PAUSES:
@@ -80,7 +80,7 @@ class NormalSpeed:
         durations -= measured_ns * self.seldom[rank_and_step]
         if self.microbatches is not None:
             durations -= self.microbatches.longer_ns(work)
-        return np.where(self.steps[work.step], np.rint(durations).astype(np.int64), ns)
+        return ns + np.where(self.steps[work.step], np.rint(durations).astype(np.int64) - work.total_ns, 0)
 
 
 @dataclass(frozen=True, slots=True)

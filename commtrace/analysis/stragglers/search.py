@@ -32,6 +32,7 @@ from commtrace.analysis.stragglers.awaited import AwaitedTotals, most_waited_for
 from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.late_hosts import launch_bound_job
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
+from commtrace.analysis.stragglers.mended import MendedFinding, costliest_first
 from commtrace.analysis.stragglers.microbatches import uneven_sequences
 from commtrace.analysis.stragglers.normal import Usual
 from commtrace.analysis.stragglers.slow_links import slow_links
@@ -67,7 +68,7 @@ _MUCH_REPLAYED: Final = 0.05
 class Judgement:
     """What slows the steps of a run, and what could not be judged."""
 
-    slow: tuple[Finding, ...] = ()  # costliest first
+    mended: tuple[MendedFinding, ...] = ()  # costliest first
     not_judged: tuple[Finding, ...] = ()  # with the missing signal as evidence
     replay_error: float = float("nan")  # median difference of replayed and measured steps, as a share
     together_ns: float = 0.0  # saved in a step without everything that is slow
@@ -75,8 +76,13 @@ class Judgement:
     are_too_few_steps: bool = False  # of the steps to name anybody, in whatever sentence
 
     @property
+    def slow(self) -> tuple[Finding, ...]:
+        """Return what slows the steps, costliest first."""
+        return tuple(each.finding for each in self.mended)
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
-        """Return both in one list."""
+        """Return what slows the steps and what could not be judged in one list."""
         return ranked([*self.slow, *self.not_judged])
 
     @classmethod
@@ -247,28 +253,30 @@ def _judge(
         return replace(Judgement.without(too_few, work.replay_error), are_too_few_steps=True)
     stretches = judge_stretches(work, baseline.of_ranks(work) if baseline else {})
     sets = judge_sets(work, replay, stretches)
-    undecided = tuple(not_judged(RANKS, sentence) for one in stretches for sentence in one.undecided)
+    undecided = tuple(not_judged(RANKS, sentence) for stretch in stretches for sentence in stretch.undecided)
     usual = baseline.usual if baseline else None
-    others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
-    slow = sets.findings
-    if others.findings and any(one.slow for one in stretches):
+    of_no_rank = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
+    mended = sets.mended
+    if of_no_rank.mended and any(stretch.slow for stretch in stretches):
         # The cost of a rank is hidden where others wait for something else as well, and vice versa.
-        beside = judge_sets(work, replay, stretches, others.normal)
-        slow = beside.findings
+        beside = judge_sets(work, replay, stretches, of_no_rank.normal)
+        mended = beside.mended
         if _ranks(beside) != _ranks(sets):
-            others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
+            of_no_rank = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
         if _ranks(beside) < _ranks(sets):
             sets = beside  # the others are why ranks seemed slow: their cost counts once
-    together_ns = sets.together_ns + sum(one.cost_ns or 0.0 for one in others.findings if not one.cost_is_bound)
-    undecided += others.undecided
+    together_ns = sets.together_ns + sum(
+        finding.cost_ns or 0.0 for finding in of_no_rank.findings if not finding.cost_is_bound
+    )
+    undecided += of_no_rank.undecided
     abstentions = tuple(dict.fromkeys(undecided))
     if not are_told(run):
         classes = dict(zip(work.ranks.tolist(), work.stages.tolist(), strict=True))
         abstentions = (not_judged(RANKS, not_told(classes)), *abstentions)
-    elif not has_peers and not slow and not others.findings:
+    elif not has_peers and not mended and not of_no_rank.mended:
         abstentions = (not_judged(RANKS, NO_PEERS), *undecided)
     abstentions = (*_on_missing_ranks(run), *abstentions)
-    ordered = sorted([*slow, *others.findings], key=lambda finding: -(finding.cost_ns or 0.0))
+    ordered = costliest_first([*mended, *of_no_rank.mended])
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""
         abstentions += tuple(not_judged(JOB, sentence) for sentence in changes if sentence)
@@ -276,7 +284,7 @@ def _judge(
     waited_for = ""
     if not ordered and not undecided and are_told(run):
         waited_for = most_waited_for(stretches[0], measured.blame_ns, measured.num_steps, replay)
-    dated = tuple(_dated(finding, work) for finding in ordered)
+    dated = tuple(MendedFinding(_dated(finding, work), normal) for finding, normal in ordered)
     return Judgement(dated, abstentions, work.replay_error, together_ns, waited_for)
 
 
@@ -295,8 +303,10 @@ def _dated(finding: Finding, work: WorkStatistics) -> Finding:
     first = int(work.steps[0])
     step = finding.since_step if finding.since_step >= 0 else first
     stretches = tuple(
-        structs.replace(one, since_ns=step_begin_ns(work.run, one.first), until_ns=step_end_ns(work.run, one.last))
-        for one in finding.stretches
+        structs.replace(
+            stretch, since_ns=step_begin_ns(work.run, stretch.first), until_ns=step_end_ns(work.run, stretch.last)
+        )
+        for stretch in finding.stretches
     )
     return structs.replace(
         finding,
@@ -311,14 +321,18 @@ def _dated(finding: Finding, work: WorkStatistics) -> Finding:
 class OfNoSingleRank(NamedTuple):
     """Findings on stages, sequences and links, and the scenario without them."""
 
-    findings: list[Finding]
+    mended: list[MendedFinding]
     normal: Scenario
     undecided: tuple[Finding, ...]
     healthy: Usual  # of the stages and links that are not slow
 
+    @property
+    def findings(self) -> list[Finding]:
+        return [each.finding for each in self.mended]
+
 
 def _ranks(sets: SlowSets) -> set[int]:
-    return {rank for one in sets.findings for rank in one.ranks}
+    return {rank for finding in sets.findings for rank in finding.ranks}
 
 
 def of_no_single_rank(
@@ -345,9 +359,9 @@ def of_no_single_rank(
     links = slow_links(work, replay, normal_ranks + stages.normal, slow, is_cut=is_cut, usual=usual)
     normal = normal_ranks + stages.normal + links.normal
     of_job = filter(None, (sequences, launch_bound_job(work, replay, normal)))
-    findings = [*stages.findings, *of_job, *links.findings]
+    mended = [*stages.mended, *(MendedFinding(finding, None) for finding in of_job), *links.mended]
     healthy = Usual(stages.healthy_ns, links.healthy_ns)
-    return OfNoSingleRank(findings, stages.normal + links.normal, stages.undecided + links.undecided, healthy)
+    return OfNoSingleRank(mended, stages.normal + links.normal, stages.undecided + links.undecided, healthy)
 
 
 def _too_few_steps(work: WorkStatistics) -> str:

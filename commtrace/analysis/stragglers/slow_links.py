@@ -35,6 +35,7 @@ from commtrace.analysis.stragglers.limits import (
     SHARE_OF_HOST,
     STRUCK,
 )
+from commtrace.analysis.stragglers.mended import MendedFinding, costliest_first
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Usual, Work, judge
 from commtrace.analysis.stragglers.strikes import not_by_chance, runs_of
 from commtrace.analysis.stragglers.work_statistics import WorkStatistics
@@ -120,7 +121,7 @@ _ELSEWHERE: Final = "as the same ones elsewhere"
 class SlowLinks(NamedTuple):
     """Findings, costliest first, and the scenario without them."""
 
-    findings: list[Finding]
+    mended: list[MendedFinding]
     normal: Scenario = MEASURED
     undecided: tuple[Finding, ...] = ()
     healthy_ns: Mapping[LinkTraffic, float] = {}  # typical transfers over links that are not slow in the last stretch
@@ -180,28 +181,28 @@ def slow_links(
         for one in suspicions_of(work.run, transfers.links, links.is_known, links.is_slow, is_quick):
             parts.setdefault((one.place, one.who), []).append(_SlowStretch(number, one))
     everything = [part for own in parts.values() for part in own]
-    mended = [[part for part in everything if part not in own] for own in ([], *parts.values())] if parts else []
-    times = replay.steps_ns([others + _normal_links(found, left) for left in mended])
-    findings: list[Finding] = []
+    without = [[part for part in everything if part not in own] for own in ([], *parts.values())] if parts else []
+    times = replay.steps_ns([others + _normal_links(found, left) for left in without])
+    mended: list[MendedFinding] = []
     named: list[_SlowStretch] = []
     for own, without_others in zip(parts.values(), times[1:], strict=True):
         saved = without_others - times[0]
         cost = total_cost(work, [one.work for one in found], [part.stretch for part in own], saved)
         if cost is not None:
             costliest = next(part for part in own if part.stretch == cost.costliest)
-            findings.append(_finding(transfers, found[costliest.stretch], costliest.suspicion, cost))
+            finding = _finding(transfers, found[costliest.stretch], costliest.suspicion, cost)
+            mended.append(MendedFinding(finding, _normal_links(found, own)))
             named += own
     normal = _normal_links(found, named)
     in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks) if is_cut else []
-    findings += [one.finding for one in in_few_steps]
+    mended += [MendedFinding(one.finding, Scenario(transfers=(one.rule,))) for one in in_few_steps]
     normal += Scenario(transfers=tuple(one.rule for one in in_few_steps))
-    if not findings:
+    if not mended:
         unknown = np.isnan(usual_ns) | (usual.by == PAST)
         said = _most_links(replay, others, transfers, found[0], unknown)
         said = said or _most_of_step(replay, others, transfers, found[0], unknown)
         return SlowLinks([], undecided=(not_judged(LINK, said),) if said else (), healthy_ns=healthy_ns)
-    ordered = sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0))
-    return SlowLinks(ordered, normal, healthy_ns=healthy_ns)
+    return SlowLinks(costliest_first(mended), normal, healthy_ns=healthy_ns)
 
 
 class _FewSteps(NamedTuple):

@@ -25,6 +25,7 @@ from commtrace.analysis.stragglers.evidence import (
     slow_phase,
 )
 from commtrace.analysis.stragglers.late_hosts import LATE, launches_of, least
+from commtrace.analysis.stragglers.mended import MendedFinding, costliest_first
 from commtrace.analysis.stragglers.microbatches import SEQUENCES, format_replicas, replica_of_ranks
 from commtrace.analysis.stragglers.places import format_place, group_by_place, places_of
 from commtrace.analysis.stragglers.slow_ranks import SELDOM, SlowRank, SlowRanks, between_saved_ns, normal_speed
@@ -59,9 +60,13 @@ class _SetStretch:
 class SlowSets(NamedTuple):
     """Findings on ranks, costliest first."""
 
-    findings: list[Finding]
+    mended: list[MendedFinding]
     together_ns: float  # saved per step without all of them: a median if they are slow all the time, else a mean
     normal: Scenario  # all of them work normally
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [each.finding for each in self.mended]
 
 
 _RankAspect = tuple[int, str]
@@ -82,7 +87,7 @@ def judge_sets(
     parts = _parts(whole.run, slow)
     costs.replay([slow, *_each(slow), *(_less(slow, own) for own in parts.values())])
     all_of_them = costs.saved_ns(slow)
-    findings: list[Finding] = []
+    mended: list[MendedFinding] = []
     named: set[_RankAspect] = set()
     for key, own in parts.items():
         saved = all_of_them if len(parts) == 1 else all_of_them - costs.saved_ns(_less(slow, own))
@@ -98,13 +103,13 @@ def judge_sets(
             part = next(part for part in own if part.stretch == cost.costliest)
             members = tuple(sorted(part.members, key=lambda member: -member.total_ns))
             shares = _shares(costs, part.stretch, members, slow)
-            findings.append(_finding(stretches, key, part.stretch, members, cost, shares))
+            finding = _finding(stretches, key, part.stretch, members, cost, shares)
+            mended.append(MendedFinding(finding, costs.normal(_members_of(slow, own))))
             named.update(_rank_aspect(member) for part in own for member in part.members)
-    ordered = sorted(findings, key=lambda finding: -(finding.cost_ns or 0.0))
     left = [tuple(one for one in own if _rank_aspect(one) in named) for own in slow]
     seldom = len(stretches) > 1 or any(one.is_rare for one in left[0])
     together = cost_of(whole, costs.saved_ns(left), rare=seldom).ns if named else 0.0
-    return SlowSets(ordered, together, costs.normal(left))
+    return SlowSets(costliest_first(mended), together, costs.normal(left))
 
 
 def _names(slow: Sequence[Sequence[SlowRank]]) -> _Names:
@@ -166,6 +171,12 @@ def _only(slow: Sequence[Sequence[SlowRank]], which: Collection[_RankAspect]) ->
 def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_SetStretch]) -> list[tuple[SlowRank, ...]]:
     gone = {(part.stretch, _rank_aspect(member)) for part in parts for member in part.members}
     return [tuple(one for one in own if (number, _rank_aspect(one)) not in gone) for number, own in enumerate(slow)]
+
+
+def _members_of(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_SetStretch]) -> list[tuple[SlowRank, ...]]:
+    """Return the slow ranks of each stretch that are members of one finding."""
+    members = {part.stretch: part.members for part in parts}
+    return [members.get(stretch, ()) for stretch in range(len(slow))]
 
 
 def _each(slow: Sequence[tuple[SlowRank, ...]]) -> Iterator[Sequence[tuple[SlowRank, ...]]]:

@@ -224,7 +224,7 @@ class RecordedGraph:
         return self.stamps.take_ids(len(self._operations))
 
     def to_json(self) -> MarkDetail:
-        """Return the detail of its mark: ``Graph`` of commtrace/trace/marks.py."""
+        """Return the detail of its mark: ``CapturedGraph`` of commtrace/trace/graphs.py."""
         return {
             "id": self.id,
             "phases": self.phases,

@@ -19,7 +19,7 @@ from commtrace.cli.ended_command import EndedCommand
 from commtrace.config import BY_SHELL, FORWARDED, NOTES_VARIABLE, Config, forwardable
 from commtrace.recording import identity, launchers
 from commtrace.recording.identity import DEFAULT_DIRECTORY
-from commtrace.trace.files import side_process
+from commtrace.trace import side_process
 from commtrace.trace.processes import cpu_ns
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126

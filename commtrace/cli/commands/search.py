@@ -21,7 +21,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.findings.causes import OF_DIVISION
 from commtrace.findings.finding import SLOW, Finding
 from commtrace.interchange.aceso.profile import has_aceso_profile
-from commtrace.planning.layout import Layout
+from commtrace.planning.layout import Layout, PlannedJob
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.model import Model
 from commtrace.planning.plan import plan_notes
@@ -131,7 +131,7 @@ def search(
     run = open_run(measured, steps)
     recorded = run.recorded
     world_size = max(trace.metadata.world_size for trace in recorded.ranks.values())
-    model, layout, notes = _job(job, world_size) if job else recorded_job(recorded)
+    model, layout, notes, _ = _job(job, world_size) if job else recorded_job(recorded)
     drawn = run.analyse_steps(steps_drawn(run.steps.used, len(run.aligned.ranks)))
     costs = measure_costs(StepModel.observed(drawn), model, layout)
     links = costs.links.with_given(given, None if baseline is None else read_baseline(baseline))
@@ -208,8 +208,7 @@ def _of_cp_and_ep(model: Model, layout: Layout, cp: Sequence[int], ep: Sequence[
         )
 
 
-def _job(job: Sequence[str], world_size: int) -> tuple[Model, Layout, tuple[str, ...]]:
+def _job(job: Sequence[str], world_size: int) -> PlannedJob:
     if len(job) == 1 and Path(job[0]).suffix in _FILES:
         return read_plan_file(Path(job[0]))
-    megatron = parse_megatron_command(job, world_size)
-    return megatron.model, megatron.layout, megatron.notes
+    return parse_megatron_command(job, world_size)

@@ -35,7 +35,7 @@ from commtrace.cli.commands.history import keep_analysis
 from commtrace.cli.head import is_stopped, print_head
 from commtrace.cli.output import wide_console
 from commtrace.cli.views import print_awaited, print_basis, print_evidence, step_attempts_lines, together_line
-from commtrace.findings.finding import verdict
+from commtrace.findings.finding import advised, verdict, worth_naming
 from commtrace.findings.formatting import format_ranges, format_ranks, format_time, ranges
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 
@@ -122,7 +122,8 @@ def _print(console: Console, report: StragglerReport, *, details: bool) -> None:
     print_head(console, report.judged.title, report.findings, details=details)
     if not judgement.findings:
         console.print(_NO_STRAGGLER)
-    print_evidence(console, judgement.slow, on_gpu=report.on_gpu, nodes=report.nodes, told=report.findings[:1])
+    told = advised(worth_naming(report.findings))
+    print_evidence(console, judgement.slow, on_gpu=report.on_gpu, nodes=report.nodes, told=told)
     if len(judgement.slow) > 1:
         console.print(together_line(judgement.slow, judgement.together_ns))
     if judgement.waited_for:

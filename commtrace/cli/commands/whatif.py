@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commtrace.analysis.chain import Analysis
+from commtrace.analysis.judged_run import judge_run, judge_slow, measure_job
 from commtrace.analysis.prediction.changes import (
     BandwidthChange,
     Changes,
@@ -28,13 +30,12 @@ from commtrace.analysis.prediction.changes import (
 )
 from commtrace.analysis.prediction.predict import TARGET_ERROR, Outcome, Prediction, predict, steps_drawn
 from commtrace.analysis.prediction.predicted_run import predicted_ranks
-from commtrace.analysis.stragglers.search import find_stragglers
+from commtrace.analysis.stragglers.mended import JudgedSteps
 from commtrace.analysis.windows.run import OpenedRun, open_run
 from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, JsonOption, RunsArgument, StepsOption, run_directory
+from commtrace.cli.head import print_head
 from commtrace.cli.output import milliseconds, wide_console
-from commtrace.cli.views import run_line
 from commtrace.errors import ConfigurationError
-from commtrace.findings.causes import CAUSES
 from commtrace.planning.recorded_job import has_sizes, recorded_job
 from commtrace.recording.installation import own_command
 from commtrace.trace.files.writer import SegmentWriter
@@ -153,8 +154,8 @@ def whatif(
 ) -> None:
     """Print what a step of a run would take with changes.
 
-    The recorded steps are replayed with the changes. The answer begins with how well the replay reproduces the run
-    itself. Without changes, only that is printed.
+    The state of the job and its findings stand first. Then the recorded steps are replayed with the changes; the answer
+    says how well the replay reproduces the run itself. Without changes, only that is printed.
     """
     changes = Changes(
         bandwidth=tuple(BandwidthChange.parse(text) for text in bandwidth or ()),
@@ -171,25 +172,27 @@ def whatif(
     run = run_directory(runs, attempt)
     opened = open_run(run, steps or None)
     analysis = _read(opened)
-    outcome = _outcome(analysis, _with_recorded_layers(changes, analysis.recorded), without_slow_rank or [])
+    judged = judge_slow(opened) if without_slow_rank else None
+    outcome = _outcome(analysis, _with_recorded_layers(changes, analysis.recorded), without_slow_rank or [], judged)
     if output is not None:
         _write(outcome, output, run)
     if json_output:
         typer.echo(json.dumps(_answer(opened, outcome.prediction), allow_nan=False, indent=2))
         return
+    of_run = judge_run(opened, opened.measure(measure_job).result)
     console = wide_console()
-    metadata = opened.recorded.any_metadata
-    console.print(escape(run_line(metadata.run_id, metadata.attempt)), style="dim")
+    print_head(console, of_run.title, of_run.findings)
     print_prediction(console, outcome.prediction)
     if output is not None:
         _print_where(console, run, output)
     if not outcome.prediction.changes:
-        console.print(f"What would help: {escape(_next_command(analysis, outcome, run))}", style="dim")
+        console.print(f"Next: {escape(_next_command(opened, outcome, run))}", style="dim", soft_wrap=True)
 
 
 def predict_for_page(opened: OpenedRun, question: Question, directory: Path) -> Mapping[str, object]:
     """Answer a question of the page as ``--json`` does, and write the predicted steps into a new directory."""
-    outcome = _outcome(_read(opened), question.changes, question.without_slow_rank)
+    judged = judge_slow(opened) if question.without_slow_rank else None
+    outcome = _outcome(_read(opened), question.changes, question.without_slow_rank, judged)
     write_predicted(outcome, directory)
     return _answer(opened, outcome.prediction)
 
@@ -218,8 +221,10 @@ def _read(opened: OpenedRun) -> Analysis:
     return opened.analyse_steps(steps_drawn(opened.steps.used, len(opened.aligned.ranks)))
 
 
-def _outcome(analysis: Analysis, changes: Changes, without_slow_rank: Sequence[str]) -> Outcome:
-    return predict(analysis, changes.with_slow_ranks(_slow_ranks(without_slow_rank, analysis)))
+def _outcome(
+    analysis: Analysis, changes: Changes, without_slow_rank: Sequence[str], judged: JudgedSteps | None
+) -> Outcome:
+    return predict(analysis, changes.with_slow_ranks(_slow_ranks(without_slow_rank, judged)), judged)
 
 
 def _answer(opened: OpenedRun, prediction: Prediction) -> JsonObject:
@@ -252,25 +257,17 @@ def write_predicted(outcome: Outcome, directory: Path) -> None:
         writer.close()
 
 
-def _slow_ranks(asked: Sequence[str], analysis: Analysis) -> tuple[int, ...]:
+def _slow_ranks(asked: Sequence[str], judged: JudgedSteps | None) -> tuple[int, ...]:
     if _ALL in asked:
-        named = _named_slow_ranks(analysis)
-        if not named:
+        if judged is None or not judged.ranks:
             raise ConfigurationError(
-                "--without-slow-rank all: commtrace straggler names no slow rank in these steps; name one yourself. "
-                "For a slow link there is --bandwidth"
+                "--without-slow-rank all: commtrace straggler names no slow rank in these steps; name one yourself"
             )
-        return named
+        return judged.ranks
     try:
         return tuple(sorted({int(one) for one in asked}))
     except ValueError:
         raise ConfigurationError(f"--without-slow-rank {' '.join(asked)}: write a rank, or all") from None
-
-
-def _named_slow_ranks(analysis: Analysis) -> tuple[int, ...]:
-    found = find_stragglers(analysis.replayed.run, analysis.replayed.matches)
-    slow = (finding.ranks for finding in found.slow if CAUSES[finding.cause].mended_at != "link")
-    return tuple(sorted({rank for ranks in slow for rank in ranks}))
 
 
 def verdict_text(prediction: Prediction) -> str:
@@ -330,17 +327,20 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
 
 def _print_where(console: Console, run: Path, output: Path) -> None:
     is_page = output.suffix == ".html"
-    look = f"open {output} in a browser" if is_page else f"commtrace report {output} --against {run}"
-    console.print(f"The predicted steps: {escape(look)}", style="dim")
+    to_run = f"{own_command()} report {shlex.quote(str(output))} --against {shlex.quote(str(run))}"
+    look = f"open {output} in a browser" if is_page else to_run
+    console.print(f"Next, the predicted steps: {escape(look)}", style="dim", soft_wrap=True)
 
 
-def _next_command(analysis: Analysis, outcome: Outcome, run: Path) -> str:
+def _next_command(opened: OpenedRun, outcome: Outcome, run: Path) -> str:
     """Return a command that this run can answer."""
-    if _named_slow_ranks(analysis):
-        return f"{own_command()} whatif {run} --without-slow-rank all"
+    path = shlex.quote(str(run))
+    judged = judge_slow(opened)
+    if judged is not None and judged.ranks:
+        return f"{own_command()} whatif {path} --without-slow-rank all"
     if len(outcome.recorded.joins.transfers):
-        return f"{own_command()} whatif {run} --bandwidth all=2x"
-    return f"{own_command()} straggler {run}"
+        return f"{own_command()} whatif {path} --bandwidth all=2x"
+    return f"{own_command()} straggler {path}"
 
 
 def _percent(share: float) -> str:

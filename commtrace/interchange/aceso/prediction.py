@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from commtrace.errors import ConfigurationError
 from commtrace.interchange.aceso.configuration import AcesoConfiguration, AcesoStage, PlacedOperator
 from commtrace.interchange.aceso.profile import AcesoProfile, OperatorCost
-from commtrace.planning.search.pipeline_time import ChunkTimes, pipeline_ns
+from commtrace.planning.pipeline_time import ChunkTimes, pipeline_ns
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
 LEFT_OUT: Final = (

@@ -239,7 +239,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
         causes = {rank: (MICROBATCHES if rank in has_long_ones else WORK, *pauses) for rank in ranks}
         return Scenario(work=(normal_speed(found, causes),)) if ranks else MEASURED
 
-    findings, others, undecided, healthy = of_no_single_rank(
+    mended, others, undecided, healthy = of_no_single_rank(
         work, replay, everybody, as_normal(everybody), LIVE, usual=past.usual
     )
     past.add(healthy)
@@ -259,6 +259,7 @@ def price(steps: ReplayedSamples, slow: Sequence[frozenset[int]], normal: Int64,
             alone = frozenset({rank})
             each = (cost_ns(alone, everybody), cost_ns(alone, alone)) if len(everybody) <= MOST_SHARES else (None, None)
             of_rank[rank] = Price(set_ns, *each)
+    findings = [each.finding for each in mended]
     has_stage = any(finding.cause == _STAGE for finding in findings)
     return Priced(
         of_rank=of_rank,

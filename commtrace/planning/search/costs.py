@@ -19,8 +19,8 @@ from commtrace.analysis.prediction.predict import StepModel
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+from commtrace.planning.pipeline_time import PAIRS, ChunkTimes, Gaps, pipeline_ns
 from commtrace.planning.search.links import Links, measured_links
-from commtrace.planning.search.pipeline_time import PAIRS, ChunkTimes, Gaps, pipeline_ns
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.schedule import FORWARD

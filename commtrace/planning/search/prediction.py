@@ -18,11 +18,11 @@ from commtrace.planning.layout import Layout, groups
 from commtrace.planning.memory import stage_memory
 from commtrace.planning.model import Model
 from commtrace.planning.parameters import stage_parameters
+from commtrace.planning.pipeline_time import PAIRS, ChunkTimes, Gaps, shortest_pipeline_ns
 from commtrace.planning.search.candidates import fitting_model
 from commtrace.planning.search.costs import MessageTimes, PartTimes, RunCosts, recomputed_ns, schedule_ns
 from commtrace.planning.search.links import Links, RoleReach
 from commtrace.planning.search.megatron import megatron_arguments
-from commtrace.planning.search.pipeline_time import PAIRS, ChunkTimes, Gaps, shortest_pipeline_ns
 from commtrace.trace.json_values import JsonObject, to_json
 
 _MOST_GROUPS_LOOKED_AT = 64

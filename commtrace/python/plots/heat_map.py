@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -95,6 +95,7 @@ def draw_heat_map(
     value: str = SLOWNESS,
     rows: str | None = None,
     columns: str | None = None,
+    named: Collection[int] = (),
 ) -> Plot:
     """Return the figure of one of the :data:`VALUES`.
 
@@ -102,12 +103,13 @@ def draw_heat_map(
         work: needed for ``slowness`` only; None if the steps could not be replayed.
         rows: ``rank``, ``host`` or a parallel dimension in which the ranks differ; by default ``dp``, else ``rank``.
         columns: the same, or ``step``; by default ``pp``, else ``step``.
+        named: ranks that findings name: ``slowness`` compares with the others of their stage.
 
     Raises:
         ConfigurationError: the value or a dimension is none of these, or the value is not known of this run.
         MissingExtraError: matplotlib is not installed.
     """
-    quantity = _quantity(value, recorded, alignment, work)
+    quantity = _quantity(value, recorded, alignment, work, named)
     values = quantity.values(times)
     if np.isnan(values.above).all():
         raise ConfigurationError(f"{value} is not known of this run: choose another value")
@@ -166,12 +168,14 @@ def _number(axes: Axes, grid: _Grid, colours: Float64) -> None:
             axes.text(column, row, f"{number:.4g}", ha="center", va="center", fontsize=SMALL, color=ink)
 
 
-def _quantity(value: str, recorded: Run, alignment: Alignment, work: StepStatistics | None) -> _Quantity:
+def _quantity(
+    value: str, recorded: Run, alignment: Alignment, work: StepStatistics | None, named: Collection[int]
+) -> _Quantity:
     if value in _QUANTITIES:
         return _QUANTITIES[value]
 
     def slowness(times: RankSteps) -> RankValues:
-        work_of_rank, typical = own_and_typical_work(times, work)
+        work_of_rank, typical = own_and_typical_work(times, work, named)
         steps = times.of("steps")
         return _known(work_of_rank * steps.astype(float), typical * steps)
 
@@ -182,7 +186,7 @@ def _quantity(value: str, recorded: Run, alignment: Alignment, work: StepStatist
         return _known(np.array(offsets_ns)[:, np.newaxis] / 1e3 * steps, steps)
 
     if value == SLOWNESS:
-        meaning = "own work of a rank per step over the median of the ranks of its stage; 1 is typical"
+        meaning = "own work of a rank per step over the median of its stage's ranks that no finding names; 1 is typical"
         return _Quantity("× the median of the stage", meaning, slowness, typical=1.0)
     if value == "clock offset":
         return _Quantity("µs", "the clock of the rank's host beside the reference, before correction", clock_offset)

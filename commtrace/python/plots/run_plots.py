@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from commtrace.analysis.judged_run import judge_run, measure_job
 from commtrace.analysis.rank_steps import rank_steps
+from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.step_totals import time_totals
-from commtrace.analysis.stragglers.search import measure_work
 from commtrace.analysis.timeline import Timeline, step_durations, typical_step
 from commtrace.analysis.windows.run import OpenedRun
 from commtrace.errors import ConfigurationError
+from commtrace.findings.finding import SLOW
 from commtrace.findings.formatting import format_ranges, ranges
 from commtrace.python.plots.breakdown import By, draw_breakdown
 from commtrace.python.plots.heat_map import SLOWNESS, draw_heat_map
@@ -84,5 +86,11 @@ class RunPlots:
             ConfigurationError: one of them is none of these, or the value is not known of this run.
         """
         measured = self._run.measure(rank_steps)
-        work = self._run.measure(measure_work).result.joined().steps if value == SLOWNESS else None
-        return draw_heat_map(measured.recorded, measured.alignment, measured.result, work, value, rows, columns)
+        work, named = self._work_and_named() if value == SLOWNESS else (None, frozenset[int]())
+        return draw_heat_map(measured.recorded, measured.alignment, measured.result, work, value, rows, columns, named)
+
+    def _work_and_named(self) -> tuple[StepStatistics | None, frozenset[int]]:
+        """Return the work of the steps, and the ranks that findings name."""
+        sums = self._run.measure(measure_job).result
+        slow = (one for one in judge_run(self._run, sums).findings if one.kind == SLOW)
+        return sums.stragglers.work.joined().steps, frozenset(rank for one in slow for rank in one.ranks)

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from commtrace.trace.files import side_process
+from commtrace.trace import side_process
 from commtrace.trace.files.file_calls import HERE, NewFile
 
 _THAT_END: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})

@@ -295,6 +295,13 @@ def test_times_at_a_bandwidth(tmp_path: Path) -> None:
     assert "Both together: 84.9 µs if all communication is hidden, 134 µs if none is, on stage 0, the slowest." in (
         " ".join(as_text.stdout.split())
     )
+    pipelined = printed["pipelined_time"]
+    # (m + p − 1) / m, as the stages compute alike
+    assert pipelined["all_hidden_seconds"] == pytest.approx(compute * (8 + 3) / 8, rel=1e-3)
+    assert pipelined["none_hidden_seconds"] > max(iteration["none_hidden_seconds"], pipelined["all_hidden_seconds"])
+    assert "With the bubble of the pipeline, whose schedule is replayed: 117 µs and " in " ".join(
+        as_text.stdout.split()
+    )
     without = json.loads(run_plan(path, "--json").stdout)
     assert (without["times"], without["iteration_time"]) == ([], None)
 

@@ -18,7 +18,7 @@ from commtrace.cli.commands.run import _execute_with_notes, injected_environment
 from commtrace.cli.ended_command import EndedCommand
 from commtrace.config import forwardable, forwarded_variables
 from commtrace.errors import ConfigurationError
-from commtrace.trace.files import side_process
+from commtrace.trace import side_process
 from tests.cli.commands import slow_look
 
 INJECTED = str(Path(__file__).resolve().parents[3] / "commtrace" / "_inject")

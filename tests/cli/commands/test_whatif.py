@@ -114,7 +114,7 @@ def test_the_suggestion_without_a_slow_rank_is_a_command_that_works(
     command = suggested.format(tmp_path / "run")
 
     # Without blanks, as a long path is broken wherever a line ends.
-    assert "".join(printed.split()).endswith("".join(f"What would help: commtrace {command}".split()))
+    assert "".join(printed.split()).endswith("".join(f"Next: commtrace {command}".split()))
     assert CliRunner().invoke(app, command.split()).exit_code == 0
 
 
@@ -189,3 +189,23 @@ def test_the_predicted_steps_are_written_as_a_run_and_as_a_report_beside_the_rea
     assert "8 ranks" in summary.stdout
     assert page.stat().st_size > 100_000
     assert "no empty directory" in refused(job, "-o", str(predicted))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ("slow-rank=5:1.5@12:24",),  # in a part of the run
+        ("slow-link=1:4",),
+        ("gc=1", "checkpoint=0:200", "evaluation=0,1:100"),  # several findings on one rank
+    ],
+)
+def test_what_is_slow_costs_what_the_step_would_save_without_it(faults: tuple[str, ...], tmp_path: Path) -> None:
+    job = Job(tp=2, dp=4, steps=24, gpus_per_host=4, faults=tuple(map(Fault.parse, faults)))
+    write(synthesize(job), tmp_path / "run")
+
+    stragglers = CliRunner().invoke(app, ["straggler", str(tmp_path / "run"), "--json"])
+    answer = asked(str(tmp_path / "run"), "--without-slow-rank", "all")
+
+    saved_ns = answer["fidelity"]["measured_ns"] - answer["predicted_ns"]
+    assert saved_ns == pytest.approx(json.loads(stragglers.stdout)["together_ns"], rel=0.02)
+    assert answer["assumptions"] == []

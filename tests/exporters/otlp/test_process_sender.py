@@ -22,7 +22,7 @@ from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp import process_sender as process_module
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.process_sender import ProcessSender
-from commtrace.trace.files import side_process
+from commtrace.trace import side_process
 from tests.e2e.launch import REPOSITORY
 from tests.exporters.otlp.made import SECONDS, live_rank, run_steps
 from tests.exporters.otlp.receiver import attributes, receiving

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+from commtrace.planning.pipeline_time import ChunkTimes
 from commtrace.planning.search.costs import PartTimes, RunCosts
 from commtrace.planning.search.links import Bandwidth, Links, RoleReach
-from commtrace.planning.search.pipeline_time import ChunkTimes
 from commtrace.planning.search.prediction import Predictor
 
 MODEL = Model(layers=8, hidden=1024, heads=16, sequence=1024, vocabulary=50_304)

@@ -15,8 +15,8 @@ from commtrace.analysis.prediction.predict import StepModel
 from commtrace.errors import ConfigurationError
 from commtrace.planning.layout import Layout
 from commtrace.planning.model import Model
+from commtrace.planning.pipeline_time import ChunkTimes
 from commtrace.planning.search.costs import PartTimes, RunCosts, attention_share, measure_costs
-from commtrace.planning.search.pipeline_time import ChunkTimes
 from commtrace.planning.search.prediction import Predictor
 from commtrace.synth import Fault
 from tests.planning.search.synthetic import BACKWARD_NS, FORWARD_NS, LAYOUT, MODEL, record, recorded

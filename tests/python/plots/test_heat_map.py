@@ -37,6 +37,14 @@ def test_the_slow_rank_stands_out_among_dp_and_pp() -> None:
     assert [text.get_text() for text in axes.texts] == ["1", "1", "1", "1.077", "1", "1"]
 
 
+def test_a_rank_that_a_finding_names_does_not_make_its_peer_look_fast() -> None:
+    job = replace(JOB, data_parallel=2, steps=12, extra_forward_ns={3: 2_000_000})
+
+    plot = plots_of(job.run()).heat_map()
+
+    assert cells(plot) == [[1.0, 1.0], [1.0, round(21 / 13, 6)]]
+
+
 def test_times_are_per_step() -> None:
     plot = plots_of(JOB.run()).heat_map("compute", "rank", "step")
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.trace.files import file_process, side_process
+from commtrace.trace import side_process
+from commtrace.trace.files import file_process
 from commtrace.trace.files.file_process import FileProcess
 from commtrace.trace.files.rank_files import json_files_below, segment_paths, size_of
 from tests.waiting import until

@@ -160,7 +160,7 @@ function clipped(plot: uPlot, draw: () => void): void {
   const margin = 8 * devicePixelRatio; // marks at the edge stay whole
   ctx.save();
   ctx.beginPath();
-  ctx.rect(bbox.left - margin, bbox.top - margin, bbox.width + 2 * margin, bbox.height + margin);
+  ctx.rect(bbox.left - margin, bbox.top - margin, bbox.width + 2 * margin, bbox.height + 2 * margin);
   ctx.clip();
   draw();
   ctx.restore();

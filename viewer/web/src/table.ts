@@ -8,6 +8,7 @@ export interface ColumnOf<Item> {
   /** What the column is sorted by; without it by its text. */
   order?(item: Item): number;
   isWords?: boolean; // aligned to the left, and may wrap
+  isMinor?: boolean; // left out of a narrow page, until all columns are asked for
 }
 
 const MANY_ROWS = 12; // from here on a table has a filter
@@ -33,7 +34,7 @@ export function dataTable<Item>(
   };
   const rowOf = (item: Item) => {
     const row = element("tr");
-    row.append(...columns.map((column) => element("td", column.text(item), column.isWords ? "word" : "")));
+    row.append(...columns.map((column) => element("td", column.text(item), classesOf(column))));
     if (onClick) {
       row.className = "clickable";
       row.tabIndex = 0;
@@ -55,7 +56,7 @@ export function dataTable<Item>(
     fill();
   };
   const headings = columns.map((column) => {
-    const heading = element("th", "", column.isWords ? "word" : "");
+    const heading = element("th", "", classesOf(column));
     heading.scope = "col";
     heading.append(button(column.heading, `Sort by ${column.heading}`, () => sort(column)));
     return heading;
@@ -80,6 +81,7 @@ export function dataTable<Item>(
     bar.append(input);
   }
   bar.append(copyButton(() => csv(columns, shown)));
+  if (columns.some(({ isMinor }) => isMinor)) bar.append(allColumns(holder));
   fill();
   holder.append(scroll, bar);
   return holder;
@@ -92,6 +94,20 @@ export function csv<Item>(columns: readonly ColumnOf<Item>[], items: readonly It
     ...items.map((item) => columns.map((column) => column.text(item))),
   ];
   return lines.map((cells) => cells.map(quoted).join(",")).join("\n");
+}
+
+function classesOf<Item>({ isWords, isMinor }: ColumnOf<Item>): string {
+  return [isWords ? "word" : "", isMinor ? "minor" : ""].filter(Boolean).join(" ");
+}
+
+/** A button that a narrow page has. */
+function allColumns(holder: HTMLElement): HTMLButtonElement {
+  const node = button("All columns", "Show the columns that a narrow page leaves out", () => {
+    node.ariaPressed = String(holder.classList.toggle("wide"));
+  });
+  node.className = "quiet more-columns";
+  node.ariaPressed = "false";
+  return node;
 }
 
 function copyButton(text: () => string): HTMLButtonElement {

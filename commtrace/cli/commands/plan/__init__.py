@@ -19,7 +19,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.planning.alternatives import Alternative, alternatives, combinations
 from commtrace.planning.megatron_arguments import parse_megatron_command
 from commtrace.planning.memory import leaves_margin
-from commtrace.planning.plan import Plan, make_plan
+from commtrace.planning.plan import Plan, plan_job
 from commtrace.planning.plan_file import read_plan_file
 from commtrace.planning.recorded_job import recorded_job
 from commtrace.trace.files.reader import load_run
@@ -137,6 +137,7 @@ def plan(
             "compute_seconds": None if times is None else times.compute_seconds,
             "times": [] if times is None else to_json(times.roles),
             "iteration_time": None if times is None else to_json(times.iteration),
+            "pipelined_time": None if times is None else to_json(times.pipelined),
             "measured_other_sizes": [] if times is None else to_json(times.other_sizes),
             "times_not_measured": [] if times is None else to_json(times.not_measured),
         }
@@ -176,11 +177,11 @@ def _planned(job: Sequence[str], gpus: int | None) -> tuple[Plan, tuple[str, ...
     if len(job) == 1 and Path(job[0]).suffix in _FILES:
         if gpus is not None:
             raise ConfigurationError("--gpus belongs to a command: in a file, set dp of the layout")
-        return make_plan(*read_plan_file(Path(job[0]))), ()
+        return plan_job(read_plan_file(Path(job[0]))), ()
     if len(job) == 1 and Path(job[0]).is_dir():
         if gpus is not None:
             raise ConfigurationError("--gpus belongs to a command: a run has recorded its ranks")
-        return make_plan(*recorded_job(load_run(job[0]))), ()
+        return plan_job(recorded_job(load_run(job[0]))), ()
     if not any(word.endswith(".py") for word in job) and (len(job) == 1 or _is_file_or_run(job[0])):
         if len(job) > 1:
             raise ConfigurationError(f"one file or run is planned at a time, not {len(job)}: {', '.join(job)}")
@@ -189,7 +190,7 @@ def _planned(job: Sequence[str], gpus: int | None) -> tuple[Plan, tuple[str, ...
             f"{', '.join(_FILES)}, or after -- a command"
         )
     megatron = parse_megatron_command(job, gpus)
-    return make_plan(megatron.model, megatron.layout, megatron.notes), megatron.ignored
+    return plan_job(megatron), megatron.ignored
 
 
 def _is_file_or_run(word: str) -> bool:

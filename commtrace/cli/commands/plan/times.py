@@ -18,12 +18,14 @@ from commtrace.planning.plan import Plan
 from commtrace.planning.recorded_job import job_differences
 from commtrace.planning.times import (
     IterationTime,
+    PipelinedTime,
     RoleTime,
     compute_seconds,
     iteration_time,
     measure_communication,
     measured_rates,
     parse_bandwidths,
+    pipelined_time,
     role_times,
 )
 
@@ -39,6 +41,7 @@ class Times(NamedTuple):
     not_measured: tuple[str, ...] = ()  # what a baseline lacks
     other_sizes: tuple[str, ...] = ()  # of the measured run, in words; empty if it is the planned job
     at_a_bandwidth: tuple[str, ...] = ()  # roles whose times follow from one, without latencies
+    pipelined: PipelinedTime | None = None  # with the bubble; None without a pipeline
     at_most: tuple[str, ...] = ()  # roles whose times are upper bounds, as the run has only bounds of their bandwidth
 
     @property
@@ -77,6 +80,7 @@ def plan_times(
         not_measured=() if by_size is None else by_size.not_measured,
         other_sizes=other_sizes,
         at_a_bandwidth=at_a_bandwidth,
+        pipelined=pipelined_time(planned, roles, seconds),
         at_most=tuple(role for role in at_a_bandwidth if role in at_least),
     )
 
@@ -139,7 +143,13 @@ def _together(times: Times, iteration: IterationTime) -> str:
     stages = {row.stage for row in times.roles}
     where = f", on stage {iteration.stage}, the slowest" if len(stages) > 1 else ""
     at_least = "at least " if any(row.seconds is None for row in times.roles) else ""
-    bubble = " The pipeline bubble comes on top." if len(stages) > 1 else ""
+    bubble = ""
+    if times.pipelined is not None:
+        bubble = (
+            f" With the bubble of the pipeline, whose schedule is replayed: {at_least}"
+            f"{seconds(times.pipelined.all_hidden_seconds)} and {at_least}"
+            f"{seconds(times.pipelined.none_hidden_seconds)}."
+        )
     return (
         f"Both together: {at_least}{seconds(iteration.all_hidden_seconds)} if all communication is hidden, "
         f"{at_least}{seconds(iteration.none_hidden_seconds)} if none is{where}.{bubble}"

@@ -22,6 +22,7 @@ export function showCommunication({ communication }: Summary): void {
   const bounds = rows.reduce((sum, row) => sum + row.upper_bounds, 0);
   const duration = (heading: "p50" | "p99" | "max"): ColumnOf<Communication> => ({
     heading,
+    isMinor: heading === "p50",
     text: (row) => (row.durations_are_bounds ? "≤" : "") + formatDuration(row.duration_ns[heading]),
     order: (row) => row.duration_ns[heading],
   });
@@ -38,6 +39,7 @@ export function showCommunication({ communication }: Summary): void {
     heading: "nodes",
     text: (row) => (row.inter_node === null ? "–" : row.inter_node ? "between" : "within"),
     isWords: true,
+    isMinor: true,
   };
   panel.append(
     dataTable(
@@ -45,13 +47,18 @@ export function showCommunication({ communication }: Summary): void {
         { heading: "role", text: (row) => row.role, isWords: true },
         { heading: "operation", text: (row) => row.operation, isWords: true },
         ...(reaches ? [nodes] : []),
-        number("group size", (row) => row.group_size, String),
+        { ...number("group size", (row) => row.group_size, String), isMinor: true },
         number("count", (row) => row.count, String),
         number("bytes", (row) => row.bytes, formatBytes),
         duration("p50"),
         duration("p99"),
         duration("max"),
-        { heading: "algbw", text: (row) => bandwidth(row.algbw_gbps, row), order: (row) => row.algbw_gbps ?? -1 },
+        {
+          heading: "algbw",
+          isMinor: true,
+          text: (row) => bandwidth(row.algbw_gbps, row),
+          order: (row) => row.algbw_gbps ?? -1,
+        },
         { heading: "busbw", text: (row) => bandwidth(row.busbw_gbps, row), order: (row) => row.busbw_gbps ?? -1 },
         number("exposed", (row) => row.exposed_ns, formatDuration),
         number("hidden", (row) => row.hidden_ns, formatDuration),

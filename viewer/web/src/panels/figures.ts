@@ -26,14 +26,16 @@ export function showFigures(
   show: (view: string) => void,
 ): void {
   byId("figures").replaceChildren(
-    ...figures(summary, overview?.terms.median_ns ?? null, used).map(({ name, value, detail, view }) => {
-      const node = element("button", "", "figure");
-      node.type = "button";
-      node.title = `${name}: ${value} ${detail}`;
-      node.append(element("span", name, "name"), element("strong", value), element("span", detail, "detail"));
-      node.addEventListener("click", () => show(view));
-      return node;
-    }),
+    ...figures(summary, overview?.terms.median_ns ?? null, used, summary.run.steps.count === 1).map(
+      ({ name, value, detail, view }) => {
+        const node = element("button", "", "figure");
+        node.type = "button";
+        node.title = `${name}: ${value} ${detail}`;
+        node.append(element("span", name, "name"), element("strong", value), element("span", detail, "detail"));
+        node.addEventListener("click", () => show(view));
+        return node;
+      },
+    ),
   );
 }
 
@@ -41,6 +43,7 @@ export function figures(
   summary: Pick<Summary, "ranks" | "lost_time" | "pipeline" | "findings" | "together_ns">,
   medianNs: number | null,
   used: Utilization | null,
+  isSingle = false, // one step, which is its own median
 ): Figure[] {
   const wall = meanWall(summary);
   if (!wall) return [];
@@ -57,7 +60,7 @@ export function figures(
     {
       name: "Step",
       value: formatDuration(wall),
-      detail: medianNs === null ? "mean of the ranks" : `mean; median ${formatDuration(medianNs)}`,
+      detail: medianNs === null || isSingle ? "mean of the ranks" : `mean; median ${formatDuration(medianNs)}`,
       view: "time",
     },
     {
@@ -88,7 +91,7 @@ function slowness({ findings, together_ns: saved }: Pick<Summary, "findings" | "
   return {
     name: "Slow ranks and links",
     value: slow ? formatPercent(saved / wall) : isJudged ? "none" : "not judged",
-    detail: slow ? `${formatDuration(saved)} a step without them` : "",
+    detail: slow ? `cost ${formatDuration(saved)} a step` : "",
     view: "findings",
   };
 }
@@ -105,11 +108,11 @@ function lostTime({ lost_time: lost }: Pick<Summary, "lost_time">): Figure[] {
   const hours = lost.gpus === null ? null : (share * lost.steps_ns * lost.gpus) / 3.6e12;
   return [
     {
-      name: hours === null ? "Beyond the ideal" : "Lost GPU-hours",
+      name: hours === null ? "Lost time" : "Lost GPU-hours",
       value: hours === null ? formatPercent(share) : formatHours(hours),
       detail:
         hours === null || lost.gpus === null
-          ? "of the steps"
+          ? "more than the ideal step"
           : `${formatPercent(share)} of the steps; ${formatHours(share * 24 * lost.gpus)} a day`,
       view: "time",
     },

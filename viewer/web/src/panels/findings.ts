@@ -12,7 +12,7 @@ export function showFindings(summary: Summary, onRank: (rank: number) => void): 
     const columns = [
       { heading: "finding", text: (found: Finding) => found.words, isWords: true },
       { heading: "when", text: whenItHolds, isWords: true },
-      { heading: "cost ms per step", text: cost, order: (found: Finding) => found.cost_ns ?? 0 },
+      { heading: "ms per step", text: cost, order: (found: Finding) => found.cost_ns ?? 0 },
       { heading: "share", text: share, order: (found: Finding) => found.share ?? 0 },
       { heading: "evidence", text: (found: Finding) => found.evidence, isWords: true },
       { heading: "what to do", text: (found: Finding) => found.advice, isWords: true },
@@ -48,7 +48,8 @@ function share(found: Finding): string {
 export function whenItHolds(found: Finding): string {
   if (found.occurrence) {
     const { steps } = found.occurrence;
-    return `step${steps.length === 1 ? "" : "s"} ${formatRanks(steps)}`;
+    const since = found.since_ns ? `, ${steps.length === 1 ? "" : "from "}${clock(found.since_ns)}` : "";
+    return `step${steps.length === 1 ? "" : "s"} ${formatRanks(steps)}${since}`;
   }
   if (found.stretches.length) {
     return found.stretches

@@ -21,6 +21,7 @@ export async function showGroups(source: Source, onRank: (rank: number) => void)
   const shown = rows.slice(0, MOST_ROWS);
   const quantile = (heading: string, index: 0 | 2 | 4): ColumnOf<Row> => ({
     heading,
+    isMinor: true,
     text: ({ quantiles_gbps: gbps }) => formatBandwidth(gbps?.[index]),
     order: ({ quantiles_gbps: gbps }) => gbps?.[index] ?? -1,
   });
@@ -30,7 +31,7 @@ export async function showGroups(source: Source, onRank: (rank: number) => void)
         { heading: "role", text: ({ of }) => of.role, isWords: true },
         { heading: "operation", text: ({ operation }) => operation, isWords: true },
         { heading: "members", text: ({ of }) => formatRanks(of.ranks), isWords: true },
-        { heading: "nodes", text: ({ of }) => reach(of), isWords: true },
+        { heading: "nodes", text: ({ of }) => reach(of), isWords: true, isMinor: true },
         { heading: "calls", text: ({ count }) => String(count), order: ({ count }) => count },
         { heading: "bytes", text: ({ bytes }) => formatBytes(bytes), order: ({ bytes }) => bytes ?? -1 },
         {

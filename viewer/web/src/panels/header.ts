@@ -20,7 +20,6 @@ export function showHeader(summary: Summary, overview: Overview | null): void {
     run.backend,
     run.device,
   ]);
-  byId("verdict").textContent = summary.verdict;
   byId("notes").append(...repeatedSteps(summary), ...summary.problems.map((problem) => element("li", problem)));
 }
 

@@ -6,6 +6,7 @@ import { byId, element } from "../dom";
 import { MICROBATCH_COLOURS, type Theme } from "../theme";
 import { isWeightGradient, kindOf, residualOf } from "../timeline/facts";
 import type { ColourBy } from "../timeline/painter";
+import { IN_NO_SPAN, partition } from "../timeline/partition";
 import { BOX_TABLES, type BoxTable, BUBBLE, type Step } from "../timeline/step";
 
 const PHASES = [
@@ -22,14 +23,16 @@ const PHASES = [
 
 const LABELS: Record<string, string> = {
   forward: "forward (microbatch)",
-  backward: "backward (microbatch)",
   "backward-weight": "backward, weights",
 };
+
+const LEAST_GAP = 0.05; // share of a step in no span from which the legend says so
 
 export class Legend {
   private readonly kinds = new Set<string>();
   private readonly roles = new Set<string>();
   private hasBubbles = false;
+  private hasGaps = false;
   private hasChunks = false;
   private hasUncertain = false;
 
@@ -41,6 +44,7 @@ export class Legend {
     for (const rank of ranks) {
       for (const kind of new Set(step.columns("host", rank).of("kind"))) this.kinds.add(step.outline.kinds[kind] ?? "");
       this.addWork(rank);
+      if (!this.hasGaps) this.hasGaps = hasGaps(step, rank);
       if (!this.hasUncertain) this.hasUncertain = BOX_TABLES.some((table) => hasUncertain(step, table, rank));
       const stalls = step.columns("stalls", rank);
       const role = stalls.of("role");
@@ -82,8 +86,9 @@ export class Legend {
             swatch("backward-odd-chunk", "backward of one"),
           ]
         : []),
+      ...(this.hasGaps ? [swatch("row", "in no span")] : []),
       ...(this.hasBubbles ? [swatch("bubble", "pipeline bubble", true)] : []),
-      ...(this.roles.size ? [element("span", "hatched: wait for, full: transfer on")] : []),
+      ...(this.roles.size ? [element("span", "hatched: wait, full: transfer:")] : []),
       ...[...this.roles].sort().map((name) => {
         const both = swatch(theme.role(name), "", true);
         both.append(swatch(theme.role(name), name));
@@ -93,6 +98,13 @@ export class Legend {
       ...(hasStragglers ? [element("span", "▲ named by a finding")] : []),
     );
   }
+}
+
+/** Whether a good part of a rank's step shows the ground of its row. */
+function hasGaps(step: Step, rank: number): boolean {
+  const shares = partition(step, { from: step.from[rank]!, to: step.to[rank]! }, [rank]);
+  const whole = shares.reduce((sum, { ns }) => sum + ns, 0);
+  return shares.some(({ name, ns }) => name === IN_NO_SPAN && ns > LEAST_GAP * whole);
 }
 
 function hasUncertain(step: Step, table: BoxTable, rank: number): boolean {

@@ -60,8 +60,15 @@ export async function showSlowdown(source: Source, onRank: (rank: number) => voi
   };
   by.node.addEventListener("change", show);
   const bar = element("div", "", "bar");
-  bar.append(element("h3", "What the replay says"), by.label);
-  byId("slowdown").append(bar, element("p", sentence(slowdown), "hint"), table);
+  bar.append(by.label);
+  const details = element("details");
+  details.append(
+    element("summary", "What a replay of the steps says of each operation, stage and rank"),
+    element("p", sentence(slowdown), "hint"),
+    bar,
+    table,
+  );
+  byId("slowdown").append(details);
   show();
 }
 

@@ -55,7 +55,7 @@ describe("key figures", () => {
   it("have lost GPU-hours where the job has GPUs, and the MFU where it is known", () => {
     const lost = { gpus: 64, steps_ns: 3600e9, ideal_ns: 2700e9 };
     expect(named({ ...summaryOf([]), lost_time: lost })["Lost GPU-hours"]).toBe("16");
-    expect(named({ ...summaryOf([]), lost_time: { ...lost, gpus: null } })["Beyond the ideal"]).toBe("25.0 %");
+    expect(named({ ...summaryOf([]), lost_time: { ...lost, gpus: null } })["Lost time"]).toBe("25.0 %");
     expect(named(summaryOf([]), { mfu: 0.41, flops_per_second: 4e14 }).MFU).toBe("41.0 %");
   });
 

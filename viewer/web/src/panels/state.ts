@@ -36,6 +36,8 @@ export function showState(summary: Summary, evidence: Evidence): OpenFinding {
   const badge = element("span", summary.state || "recorded", level === "bad" ? "badge bad" : "badge");
   heading.replaceChildren(badge, element("span", words, `judged ${level}`));
   const shown = summary.findings.filter(isShown);
+  // The list says what costs most, and a finding what to do: only why a job stopped needs more words.
+  byId("verdict").textContent = level === "bad" || !shown.length ? summary.verdict : "";
   const unit = summary.lost_time && summary.lost_time.gpus === null ? "rank-hours" : "GPU-hours";
   const cards = new Map(shown.map((finding) => [finding, card(finding, evidence, unit)]));
   byId("found").replaceChildren(...cards.values());
@@ -71,7 +73,8 @@ function linkTo([name, go]: [name: string, go: () => void]): HTMLElement {
 }
 
 function isShown({ kind, share, occurrence }: Finding): boolean {
-  return kind !== "lost" || occurrence !== null || share === null || share >= LEAST_SHARE;
+  if (kind !== "lost" || share === null) return true;
+  return share >= LEAST_SHARE || (occurrence !== null && share > 0);
 }
 
 /** One line on the job, and how bad that is. */

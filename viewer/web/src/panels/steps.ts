@@ -1,7 +1,6 @@
 // The duration of every step over the whole run, with what happened between the steps.
 
 import type uPlot from "uplot";
-import { swatch } from "../bars";
 import { axis, Chart, each, type Points, WHOLE } from "../chart";
 import type { Overview } from "../data/overview";
 import type { RunData } from "../data/types";
@@ -11,7 +10,8 @@ import { type Along, RunSteps } from "../overview/run_steps";
 import type { Theme } from "../theme";
 import type { Leads } from "./breakdown";
 
-const HEIGHT = 104;
+const HEIGHT = innerHeight < 800 ? 84 : 104; // a low window is to show the timeline, too
+const OUTLIER = "Longer than the median by 10 % and by five standard deviations";
 const MOST_NAMED = 3; // outliers with a button of their own
 const MOST_LINES = 60; // events of a kind that are lines; more are ticks
 
@@ -49,8 +49,8 @@ export function showSteps(overview: Overview, run: Pick<RunData, "steps">, theme
   };
   select.addEventListener("change", draw);
   draw();
-  byId("steps-note").textContent = sentence(steps, median);
-  byId("steps-legend").replaceChildren(...legend(steps, inTimeline.size > 0));
+  byId("steps-note").textContent = sentence(steps);
+  byId("steps-legend").replaceChildren(...legend(steps, median, inTimeline.size > 0));
   const outliers = steps.outliers().slice(0, MOST_NAMED);
   byId("steps-outliers").replaceChildren(
     ...(outliers.length ? [element("span", "Longest:")] : []),
@@ -69,7 +69,7 @@ function whyNot(steps: RunSteps, row: number): string {
   return reason ? `it does not count (${reason}).` : `commtrace report RUN --steps ${steps.step[row]} has it.`;
 }
 
-function sentence(steps: RunSteps, median: number | null): string {
+function sentence(steps: RunSteps): string {
   const reasons = new Map<string, number>();
   for (let row = 0; row < steps.length; row++) {
     const reason = steps.leftOut(row);
@@ -80,27 +80,29 @@ function sentence(steps: RunSteps, median: number | null): string {
   reasons.delete("");
   return joined([
     `${counting.toLocaleString("en-US")} ${counting === 1 ? "step counts" : "steps count"}`,
-    median === null ? "" : `median ${formatDuration(median)}`,
-    `${outliers} ${outliers === 1 ? "outlier" : "outliers"} (longer by 10 % and by five standard deviations)`,
+    `${outliers} ${outliers === 1 ? "outlier" : "outliers"}`,
     ...[...reasons].map(([reason, count]) => `${count.toLocaleString("en-US")} ${reason}`),
-    "drag to zoom, double click to see all",
   ]);
 }
 
-function legend(steps: RunSteps, hasTimeline: boolean): HTMLElement[] {
+function legend(steps: RunSteps, median: number | null, hasTimeline: boolean): HTMLElement[] {
   const kinds = new Set(steps.events.map(({ kind }) => kind));
   const some = (test: (row: number) => boolean) => Array.from({ length: steps.length }, (_, row) => row).some(test);
   return [
-    swatch("line-of-steps", "step"),
+    dot("line-of-steps", "step", "disc"),
+    ...(median === null ? [] : [dot("muted", `median ${formatDuration(median)}`, "dashes")]),
     ...(hasTimeline ? [dot("accent", "in the timeline", "ring")] : []),
-    ...(some((row) => steps.isOutlier(row)) ? [dot("straggler", "outlier", "diamond")] : []),
+    ...(some((row) => steps.isOutlier(row)) ? [dot("straggler", "outlier", "diamond", OUTLIER)] : []),
     ...(some((row) => !steps.isUsual(row)) ? [dot("muted", "does not count", "cross")] : []),
-    ...[...kinds].map((kind) => swatch(EVENT_COLOURS[kind] ?? "other", kind)),
+    ...[...kinds]
+      .filter((kind) => kind in EVENT_COLOURS)
+      .map((kind) => dot(EVENT_COLOURS[kind]!, kind, `line ${kind}`)),
   ];
 }
 
-function dot(colour: string, label: string, shape: string): HTMLElement {
+function dot(colour: string, label: string, shape: string, title = ""): HTMLElement {
   const item = element("span");
+  item.title = title;
   const mark = element("i", "", `mark ${shape}`);
   mark.style.setProperty("--colour", `var(--${colour})`);
   item.append(mark, label);
@@ -161,7 +163,7 @@ function rangeOf(median: number | null): uPlot.Range.Function {
   const [least, most] = median === null ? [Infinity, -Infinity] : [0.95 * median, 1.05 * median];
   return (_, low, high) => {
     const [from, to] = [Math.min(low ?? Infinity, least), Math.max(high ?? -Infinity, most)];
-    const room = (to - from) / 12; // for the rings around the highest and the lowest point
+    const room = (to - from) / 8; // for the rings around the highest and the lowest point
     return [Math.max(from - room, 0), to + room];
   };
 }
@@ -210,7 +212,7 @@ function drawEvents(c: CanvasRenderingContext2D, plot: uPlot, steps: RunSteps, a
 function drawMedian(c: CanvasRenderingContext2D, plot: uPlot, median: number, theme: Theme): void {
   const { left, width } = plot.bbox;
   const y = plot.valToPos(median, "y", true);
-  c.strokeStyle = c.fillStyle = theme.of("muted");
+  c.strokeStyle = theme.of("muted");
   c.lineWidth = devicePixelRatio;
   c.setLineDash([4, 4]);
   c.beginPath();
@@ -218,9 +220,6 @@ function drawMedian(c: CanvasRenderingContext2D, plot: uPlot, median: number, th
   c.lineTo(left + width, y);
   c.stroke();
   c.setLineDash([]);
-  c.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-  c.textAlign = "right";
-  c.fillText("median", left + width - 4, y - 5 * devicePixelRatio);
 }
 
 // The line holds the steps; marks are those that matter, each once per pixel.

@@ -46,6 +46,7 @@ const FIRST_LINE = 9; // of a rank's label, below the top of its row
 const SECOND_LINE = 22;
 const COARSE = 4; // at least this wide is a box that gets an outline
 const LABEL_MARGIN = 6; // beside the text of a box
+const FEWEST_LETTERS = 6; // of a text that is cut: "o…" tells nothing
 const LABEL_MIDDLE = 9; // below the top of a box, above the stalls that are drawn over its lower part
 const UNCERTAIN = 0.4; // opacity of a box that is shorter than the clocks agree
 
@@ -293,7 +294,8 @@ export class Painter {
     if (!label || box.height <= 12) return;
     const text = clip(c, label, box.width - LABEL_MARGIN);
     c.fillStyle = ink;
-    if (text) c.fillText(text, Math.max(box.x, GUTTER) + 4, box.y + Math.min(LABEL_MIDDLE, box.height / 2) + 0.5);
+    if (text.length > FEWEST_LETTERS || text === label)
+      c.fillText(text, Math.max(box.x, GUTTER) + 4, box.y + Math.min(LABEL_MIDDLE, box.height / 2) + 0.5);
   }
 
   /** Outlines a box and its communication on every shown rank, with arrows from its sender, or from the last to come. */

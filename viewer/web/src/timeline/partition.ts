@@ -31,7 +31,7 @@ interface Piece {
   name: string;
 }
 
-const IN_NO_SPAN = "in no span";
+export const IN_NO_SPAN = "in no span";
 
 function stallPieces(step: Step, rank: number, begin: number, end: number): Piece[] {
   return pieces(step, { table: "stalls", rank, row: 0 }, begin, end, (box) => ({

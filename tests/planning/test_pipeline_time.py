@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.planning.search.pipeline_time import ChunkTimes, pipeline_ns, shortest_pipeline_ns
+from commtrace.planning.pipeline_time import ChunkTimes, pipeline_ns, shortest_pipeline_ns
 
 EVEN = ChunkTimes(10, 20)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.recording.byte_sizes import parse_bytes
+from commtrace.trace.byte_sizes import parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def start(module: str, *, stderr: int | None = None) -> tuple[subprocess.Popen[b
     if getattr(sys, "frozen", False):  # by PyInstaller and others: it would begin the training a second time
         raise NotStartedError("the executable is the program itself, and no Python")
     ours, theirs = multiprocessing.Pipe()
-    arguments = (module, theirs.fileno(), os.getpid(), Path(__file__).parents[2], *sys.path)
+    arguments = (module, theirs.fileno(), os.getpid(), Path(__file__).parents[1], *sys.path)
     try:
         with _signals_blocked():
             process = subprocess.Popen(

@@ -269,8 +269,10 @@ class Tracer:
 
     def _work_begins(self, now: Mark | None) -> None:
         """Record the time since the end of the step before, or since this was last called, as between steps."""
-        if self._work_begun is not now:
-            span = Span(schema.BETWEEN, _BETWEEN, schema.COMPUTE, self._coordinates, self.clock, self._work_begun)
+        if self._step is not None and self._work_begun is not now:
+            # Of the step, also while spans are assigned to none.
+            place = self._step.coordinates
+            span = Span(schema.BETWEEN, _BETWEEN, schema.COMPUTE, place, self.clock, self._work_begun)
             self._work_begun = span.end = now
             self.record(span)
 

@@ -113,7 +113,9 @@ def test_what_comes_before_the_work_of_a_step_is_between_it_and_the_one_before(t
     tracer = ticking.tracer
     tracer.begin_step()
     tracer.begin_step()
+    tracer.leave_step()
     tracer.restart_step()
+    tracer.return_to_step()
     tracer.restart_step()
     tracer.end_step()
 

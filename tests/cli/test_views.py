@@ -290,6 +290,6 @@ def test_the_path_says_why_it_is_not_as_long_as_the_mean_step() -> None:
     assert len([*critical_path_lines(path, 100_500_000)]) == 1
     _, why = critical_path_lines(path, 80_000_000)
     assert why == (
-        "It leads from the end of the last rank to that of the step before; the mean over the ranks is 80 ms, as not "
+        "It leads from the end of the last rank to that of the step before; the mean over the ranks is 80.0 ms, as not "
         "all of them end a step with the last one."
     )

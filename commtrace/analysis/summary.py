@@ -17,9 +17,10 @@ from commtrace.analysis.breakdown.rank_means import RankMean, launch_bound_sente
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.breakdown.run_steps import LaunchTimes, RunSteps, run_steps
 from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
-from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.comparison.own_cost import own_cost
 from commtrace.analysis.engines import EngineUse, engines_used
 from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
 from commtrace.analysis.judged_run import RunSums, RunTitle, judge_run, measure_job
@@ -43,6 +44,7 @@ from commtrace.analysis.windows.run import (
     open_run,
 )
 from commtrace.findings.finding import SLOW, STOPS, Finding, verdict
+from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
@@ -84,6 +86,7 @@ class Summary:
 
     run: RunIdentity
     detail: RecordedDetail
+    own_cost: OwnCost | None  # of recording, from its own steps; None with too few that were not recorded
     alignment: Alignment
     run_budget: RunBudget | None  # wall time of the whole run; None if only some steps were asked for
     repeated_steps: tuple[RepeatedStep, ...]
@@ -137,22 +140,18 @@ def summarise(source: str | Path | Run | ChosenSteps, steps: str | None = None, 
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
     if isinstance(source, (Run, ChosenSteps)):
-        return summarise_analysis(analyse(source, steps), is_whole=steps is None)
+        return summarise_steps(OpenedRun.of(analyse(source, steps)), is_whole=steps is None)
     return summarise_steps(open_run(source, steps, workers), is_whole=steps is None)
 
 
-def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary:
-    """Summarise a run that was analysed already; see :func:`summarise_steps`."""
-    return summarise_steps(OpenedRun.of(analysis), is_whole=is_whole)
+def summarise_steps(run: OpenedRun, measured: MeasuredRun[RunSums] | None = None, *, is_whole: bool = False) -> Summary:
+    """Summarise steps.
 
-
-def summarise_steps(run: OpenedRun, *, is_whole: bool = False) -> Summary:
-    """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
-    return summarise_measured(run, run.measure(measure_job), is_whole=is_whole)
-
-
-def summarise_measured(run: OpenedRun, measured: MeasuredRun[RunSums], *, is_whole: bool = False) -> Summary:
-    """Summarise steps that were measured with :func:`measure_job`, maybe together with other measurements."""
+    Args:
+        measured: what :func:`measure_job` has measured of them already.
+        is_whole: they are all that was recorded, so that gaps in communication numbers are losses.
+    """
+    measured = run.measure(measure_job) if measured is None else measured
     measured = replace(measured, result=measured.result.joined())
     alignment, ranks_of_run = run.alignment, run.aligned
     recorded, steps, totals = measured.recorded, measured.steps, measured.result.totals
@@ -160,9 +159,11 @@ def summarise_measured(run: OpenedRun, measured: MeasuredRun[RunSums], *, is_who
     communication = totals.communication.table(ranks_of_run)
     budget, launches = _launches(recorded, is_whole)
     summed = totals.steps
+    all_steps = run_steps(launches, steps, step_durations(ranks_of_run, steps.used))
     return Summary(
         run=_identity(recorded, steps),
         detail=find_detail(recorded),
+        own_cost=own_cost(all_steps.step, all_steps.duration_ns, all_steps.is_quiet, all_steps.is_usual),
         alignment=alignment,
         run_budget=budget,
         repeated_steps=tuple(repeated_steps([launch.steps for launch in launches])),
@@ -194,7 +195,7 @@ def summarise_measured(run: OpenedRun, measured: MeasuredRun[RunSums], *, is_who
         ),
         title=judged.title,
         totals=totals,
-        all_steps=run_steps(launches, steps, step_durations(ranks_of_run, steps.used)),
+        all_steps=all_steps,
     )
 
 

@@ -27,7 +27,11 @@ const LOST_PARTS: readonly (readonly [key: string, name: string, colour: string]
   ["rest_ns", "the rest", "other"],
 ];
 
-export function showCriticalPath({ critical_path: path, ranks }: Summary, theme: Theme, onRank: (rank: number) => void): void {
+export function showCriticalPath(
+  { critical_path: path, ranks }: Summary,
+  theme: Theme,
+  onRank: (rank: number) => void,
+): void {
   const panel = byId("critical-path");
   if (!path?.ns) {
     const text = "Unknown: no step was recorded in full, or the clocks of the hosts could not be aligned.";

@@ -13,19 +13,11 @@ from commtrace.capture.graphs.contents import OpenCaptures
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.late_numbers import LateNumbers
 from commtrace.capture.model.step_finder import StepFinder
-from commtrace.capture.records import (
-    Coordinates,
-    DeviceCall,
-    Launch,
-    Span,
-    coordinates_of,
-    count_rows,
-    failed_rows,
-    span_rows,
-)
+from commtrace.capture.records import DeviceCall, Launch, Span, coordinates_of, count_rows, failed_rows, span_rows
 from commtrace.capture.threads import CallingThread, CompletionCallbacks, NativeCallingThread
 from commtrace.recording.recorder import Recorder
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 from commtrace.trace.selection import DetailPlan, StepRange
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.arrivals import describe_group, known_groups
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.steps.attempts import is_earlier
-from commtrace.analysis.steps.choice import DURATION_ONLY, WARM_UP, StepChoice
+from commtrace.analysis.steps.choice import DURATION_ONLY, LENGTH_KNOWN, WARM_UP, StepChoice
 from commtrace.analysis.steps.progress import unreached_steps
 from commtrace.findings.formatting import format_ranges, format_ranks
 from commtrace.trace import schema
@@ -153,7 +153,7 @@ def _choice(recorded: Run, choice: StepChoice) -> Iterable[str]:
     silent = sorted(set(recorded.ranks) - set(choice.ranks))
     if silent:
         yield f"Left out, because they recorded no complete step: {format_ranks(silent)}."
-    incomplete = sum(reason not in (WARM_UP, DURATION_ONLY) for reason in choice.left_out.values())
+    incomplete = sum(reason not in (WARM_UP, *LENGTH_KNOWN) for reason in choice.left_out.values())
     if choice.used and incomplete:
         were = "step was" if incomplete == 1 else "steps were"
         yield f"{incomplete} {were} left out because not every rank recorded them in full."

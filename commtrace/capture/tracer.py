@@ -13,12 +13,22 @@ from commtrace.capture.graphs.contents import OpenCaptures
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.late_numbers import LateNumbers
 from commtrace.capture.model.step_finder import StepFinder
-from commtrace.capture.records import DeviceCall, Launch, Span, coordinates_of, count_rows, failed_rows, span_rows
+from commtrace.capture.records import (
+    DeviceCall,
+    Launch,
+    Span,
+    coordinates_of,
+    count_rows,
+    failed_rows,
+    quiet_rows,
+    span_rows,
+)
 from commtrace.capture.threads import CallingThread, CompletionCallbacks, NativeCallingThread
 from commtrace.recording.recorder import Recorder
 from commtrace.trace import schema
+from commtrace.trace.quiet import QuietChange
 from commtrace.trace.schema import Coordinates
-from commtrace.trace.selection import DetailPlan, StepRange
+from commtrace.trace.selection import DetailPlan, QuietPlan, StepRange
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,6 +44,12 @@ _COUNTED_KINDS = _WAITING_KINDS | {schema.OPTIMIZER}
 
 _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
 
+_BETWEEN = "between steps"
+"""The name of the span from the end of a step to the begin of the next one's work."""
+
+_LONGEST_REST_SECONDS = 2.0
+"""Of the harvester, for a stretch of quiet steps: what is recorded reaches the file so much later at most."""
+
 _MOST_FAILURES = 8
 _PATIENCE_SECONDS = 0.1
 """The longest wait of a failed communication for its record to be written."""
@@ -45,7 +61,8 @@ def _nobody(_is_capturing: bool) -> None: ...
 class Tracer:
     """The recorder as instrumentation sees it. One per process.
 
-    Outside the window of steps ``recording`` is False, but sequence numbers are counted, so that ranks stay joined.
+    Outside the window of steps, and in quiet steps, ``recording`` is False, but sequence numbers are counted, so that
+    ranks stay joined. Of a quiet step the length is recorded, and what the script counts in it.
     Listeners run on the training thread and must not raise.
     """
 
@@ -58,6 +75,7 @@ class Tracer:
         guard: Guard | None = None,
         groups: GroupRegistry | None = None,
         detail: DetailPlan | None = None,
+        quiet: QuietPlan | None = None,
         native: Native | None = None,
         first_step: int = 0,
     ) -> None:
@@ -70,6 +88,8 @@ class Tracer:
         self.clock: DeviceClock = clock or HostClock()
         self.window = window
         self.detail = detail or DetailPlan()
+        self._quiet = quiet or QuietPlan()
+        self._is_quiet = False
         self.guard = guard or Guard()
         self.groups = groups or GroupRegistry()
         self.captures = OpenCaptures(self.clock, _nobody if native is None else native.core.set_capturing)
@@ -93,6 +113,9 @@ class Tracer:
         self.end_listeners: list[Callable[[int], None]] = []  # called with a step that was recorded in full
         self.optimizer_listeners: list[Callable[[], None]] = []
         self._step: Span | None = None
+        self._is_in_step = False
+        self._ended: Mark | None = None  # end of the step before, where the next one begins; None: there is none
+        self._work_begun: Mark | None = None  # the same as begin of the step, or of its work behind the time before it
         self._step_is_users = False
         self._work_end: Mark | None = None
         self._latest_step = -1
@@ -171,7 +194,10 @@ class Tracer:
 
     @property
     def step_start(self) -> Mark | None:
-        return None if self._step is None else self._step.start
+        """Return the begin of the work of the current step, on the stream that computes it."""
+        if self._step is None:
+            return None
+        return self._step.start if self._work_begun is None else self._work_begun
 
     @property
     def work_end(self) -> Mark | None:
@@ -204,6 +230,8 @@ class Tracer:
     ) -> None:
         """Close the current step and open the next one.
 
+        A step lasts from the end of the one before: a span tells the time between it and now. The first one begins now.
+
         Args:
             number: the previous one plus 1 if None. Numbers that repeat (batches inside of epochs) are counted on.
             is_users: the script itself marks its steps; a step that an integration begins inside one is ignored.
@@ -219,9 +247,21 @@ class Tracer:
         if is_users and number is not None and self._latest_step < 0:
             self.set_topology({"step_numbers": "the script's numbers"})
         is_chosen = self.window is None or step in self.window or self.detail.requests(step)
-        record = is_chosen and not self._is_abandoned
-        now = self.clock.mark() if record or self._recording else None
+        is_drawn = self.window is None and self._quiet.is_quiet(step) and not self.is_in_window(step)
+        record = is_chosen and not (is_drawn or self._is_abandoned)
+        is_quiet = is_drawn and not self._is_abandoned
+        now = self.clock.mark() if record or is_quiet or self._recording or self._is_quiet else None
         self._close_step(now)
+        if is_quiet or self._is_quiet:
+            # What was launched is counted at both ends of a stretch.
+            counts = () if is_quiet and self._is_quiet else self._launched_by_group()
+            self.append((quiet_rows, schema.MARK, QuietChange(step, is_quiet, *counts), now_ns()))
+        if is_quiet:
+            # What the steps before it cost the harvester is not to fall into steps that stand for a job without it.
+            self.recorder.rest(_LONGEST_REST_SECONDS)
+        elif self._is_quiet:
+            self.recorder.rest(0)
+        self._is_quiet = is_quiet
         self.open_optimizers = 0  # an optimizer that raised never left its phase
         if self._latest_step < 0:
             self.set_topology({"first_step": step})
@@ -234,13 +274,37 @@ class Tracer:
         if record != self._recording:
             self.pauses += record
             self.recording = record
-        self._step = Span(schema.STEP, "step", schema.COMPUTE, coordinates, self.clock, now) if record else None
+        is_timed = record or is_quiet
+        self._step = Span(schema.STEP, "step", schema.COMPUTE, coordinates, self.clock, now) if is_timed else None
+        if self._step is not None and self._ended is not None:
+            self._step.start = self._work_begun = self._ended
+            self._work_begins(now)
+        else:
+            self._work_begun = None
+        self._is_in_step = True
         if self._tells_streams:
             self._tell_computing_streams()
         for listener in tuple(self.step_listeners):
             listener()
         if self._at_steps:
             self._act(step)
+
+    def _work_begins(self, now: Mark | None) -> None:
+        """Record the time since the end of the step before, or since this was last called, as between steps."""
+        if self._step is not None and self._work_begun is not now:
+            # Of the step, also while spans are assigned to none.
+            place = self._step.coordinates
+            span = Span(schema.BETWEEN, _BETWEEN, schema.COMPUTE, place, self.clock, self._work_begun)
+            self._work_begun = span.end = now
+            self.record(span)
+
+    def _launched_by_group(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Return how many collectives and messages there have been, by the id of the group."""
+        states = list(self.groups.states.values())
+        return (
+            tuple((state.group.id, state.collective_seq.launched) for state in states),
+            tuple((state.group.id, sum(kind[-1] for kind in state.collective_seq.messages())) for state in states),
+        )
 
     def _next(self, skipped: int) -> int:
         step = max(self._latest_step + 1, self._first_step) + skipped
@@ -286,11 +350,21 @@ class Tracer:
             except Exception as error:
                 self.failed("a request for detail", error)
 
-    def end_step(self) -> None:
-        """Close the current step; spans belong to none until the next one begins."""
+    def end_step(self, *, is_last: bool = False) -> None:
+        """Close the current step; spans carry no number until the next one begins, unless it ``is_last`` at its end."""
         self._step_is_users = False
-        self._close_step(self.clock.mark() if self.recording else None)
+        # Also of a step that is not recorded, as the next one may be.
+        is_timed = self._recording or self._is_quiet or self.is_in_window(self._latest_step + 1)
+        self._close_step(self.clock.mark() if is_timed else None)
+        if is_last:
+            self._ended = None
         self.coordinates = Coordinates()
+        if self._is_quiet:
+            self.pauses += 1
+            self._is_quiet = False
+            change = QuietChange(self._latest_step + 1, False, *self._launched_by_group())
+            self.append((quiet_rows, schema.MARK, change, now_ns()))
+            self.recorder.rest(0)
         self.recording = self.window is None and not self._is_abandoned
 
     def end_iteration(self) -> None:
@@ -298,10 +372,14 @@ class Tracer:
         if not self._step_is_users and self._work_end is not None:
             self.end_step()
 
-    def restart_step(self) -> None:
-        """Have the current step begin now; its earlier part belongs to no step."""
-        if self._step is not None:
-            self._step.start = self.clock.mark()
+    def restart_step(self, *, is_first: bool = False) -> None:
+        """Have the work of the current step begin now. If it ``is_first``, its earlier part belongs to no step."""
+        if self._step is None:
+            return
+        if self._work_begun is None or is_first:
+            self._step.start, self._work_begun = self.clock.mark(), None
+        else:
+            self._work_begins(self.clock.mark())
 
     def leave_step(self) -> None:
         """Assign spans to no step for now; the current one goes on at :meth:`return_to_step`."""
@@ -314,7 +392,7 @@ class Tracer:
         """Drop the current step; the next one may have its number."""
         if frees_number and self._step is not None:
             self._latest_step -= 1
-        self._step = None
+        self._step, self._is_in_step = None, False
 
     def finish(self) -> None:
         """End the last step with its last forward, backward or optimizer, not at process exit."""
@@ -330,7 +408,14 @@ class Tracer:
 
     def _close_step(self, end: Mark | None) -> None:
         step, self._step = self._step, None
-        if step is not None and end is not None and self._recording:
+        if self._is_in_step:  # whether or not it is recorded
+            self._is_in_step, self._ended = False, end
+        if step is None or end is None:
+            return
+        if self._is_quiet:
+            step.end = end
+            self.record(step)
+        elif self._recording:
             step.end = end
             self.record(step)
             for listener in tuple(self.end_listeners):
@@ -424,7 +509,7 @@ class Tracer:
 
     def count(self, counts: dict[str, float]) -> None:
         """Add ``tokens``, ``samples`` or ``model_flops`` to the current step."""
-        if self.recording:
+        if self.recording or self._is_quiet:
             self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
     def set_role(self, process_group: ProcessGroup, role: str) -> None:
@@ -444,7 +529,7 @@ class Tracer:
     def abandon_after_fork(self) -> None:
         """Stop recording in a forked child, even if it trains."""
         self._is_abandoned = True
-        self.recording = False
+        self.recording = self._is_quiet = False
         # Another thread of the parent may have held the old locks.
         self._lock = threading.RLock()
         self.guard.renew_lock()

@@ -161,7 +161,7 @@ _MOST_SUMS: Final = 12
 def detail_lines(detail: RecordedDetail) -> Iterable[str]:
     """Yield the detail and triggers of a run; nothing for a run that is in detail as a whole."""
     times = detail.step_time_ns
-    if times and (detail.steps_in_detail < detail.steps or detail.every != 1):
+    if times and (detail.steps_in_detail + detail.quiet_steps < detail.steps or detail.every != 1):
         every = detail.every
         rule = f"1 step in {every}" if every else "only steps that were asked for"
         yield (
@@ -262,7 +262,8 @@ _LEAST_SHARE_OF_PATH: Final = 0.01
 _NOT_OF_A_RANK: Final = ("transfer", "unknown")
 
 
-def critical_path_lines(path: CriticalPath | None) -> Iterator[str]:
+def critical_path_lines(path: CriticalPath | None, mean_step_ns: float | None = None) -> Iterator[str]:
+    """Yield what the path consists of, and why it is not as long as the mean step over the ranks, if it is not."""
     if path is None or not path.ns:
         return
     whole = path.ns
@@ -273,6 +274,11 @@ def critical_path_lines(path: CriticalPath | None) -> Iterator[str]:
         f"; {share(unsure, whole)} not resolved by clocks and starts" if unsure >= _LEAST_SHARE_OF_PATH * whole else ""
     )
     yield f"Critical path ({duration(whole / path.num_steps)} a step): {listed}{note}"
+    if mean_step_ns and abs(whole / path.num_steps - mean_step_ns) > _LEAST_SHARE_OF_PATH * mean_step_ns:
+        yield (
+            f"It leads from the end of the last rank to that of the step before; the mean over the ranks is "
+            f"{duration(mean_step_ns)}, as not all of them end a step with the last one."
+        )
 
 
 def _parts(shares: Sequence[Share], whole: int) -> Iterator[tuple[int, str]]:

@@ -88,6 +88,7 @@ class StepCounters:
     data_ns: int = 0
     checkpoint_ns: int = 0
     gc_ns: int = 0
+    between_ns: int = 0
     other_ns: int = 0
     work_ns: int = 0
     launch_bound_ns: dict[str, int] = field(default_factory=dict)  # empty while it is not known
@@ -108,6 +109,7 @@ class StepCounters:
             self.data_ns += summary.data_ns
             self.checkpoint_ns += summary.checkpoint_ns
             self.gc_ns += summary.gc_ns
+            self.between_ns += summary.between_ns
             self.other_ns += summary.other_ns
             self.work_ns += summary.work_ns
             for phase, time in (summary.launch_bound_ns or {}).items():
@@ -189,6 +191,7 @@ class RankCollector(Collector):
             ("data", totals.data_ns, "Waiting for input."),
             ("checkpoint", totals.checkpoint_ns, "Saving checkpoints."),
             ("gc", totals.gc_ns, "Garbage collections of Python."),
+            ("between", totals.between_ns, "Time between steps, beside input, checkpoints and evaluation."),
             ("other", totals.other_ns, "Time of steps that no span explains."),
             ("work", totals.work_ns, "Steps without waiting for others and without checkpoints: the rank's own time."),
         ):
@@ -203,9 +206,11 @@ class RankCollector(Collector):
                 waited.add_metric([phase], spent / 1e9)
             yield waited
         yield from self._of_run()
+        in_quiet_steps = dict(self._rank.own_cost.counts)
         for name in COUNTS:
             if name in totals.counts:
-                yield CounterMetricFamily(f"commtrace_{name}", f"What the script counted: {name}.", totals.counts[name])
+                counted = totals.counts[name] + in_quiet_steps.get(name, 0)
+                yield CounterMetricFamily(f"commtrace_{name}", f"What the script counted: {name}.", counted)
         if totals.mfu is not None:
             yield GaugeMetricFamily("commtrace_mfu_ratio", "Model FLOPs utilisation of the last step.", totals.mfu)
         yield from self._of_memory()
@@ -354,6 +359,17 @@ class RankCollector(Collector):
         yield CounterMetricFamily(
             "commtrace_overhead_seconds", "CPU time of commtrace's own thread.", rank.overhead_ns / 1e9
         )
+        if (cost := rank.own_cost.cost) is not None:
+            yield GaugeMetricFamily(
+                "commtrace_recording_cost_ratio",
+                "What recording costs, as a share of a step, from steps that were not recorded.",
+                cost.share,
+            )
+            yield GaugeMetricFamily(
+                "commtrace_recording_cost_error_ratio",
+                "Half of the 95 % interval of commtrace_recording_cost_ratio.",
+                cost.error_share,
+            )
         yield GaugeMetricFamily(
             "commtrace_communications_in_flight",
             "Communications under way since before the last look at them.",

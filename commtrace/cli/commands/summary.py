@@ -20,7 +20,8 @@ from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.engines import engine_words
-from commtrace.analysis.steps.choice import StepChoice
+from commtrace.analysis.judged_run import mean_step_ns
+from commtrace.analysis.steps.choice import QUIET, StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.utilization import Utilization
 from commtrace.analysis.windows.run import open_run
@@ -192,7 +193,8 @@ def print_summary(
         table, note = rank_table(summary, all_ranks=all_ranks, width=console.width)
         print_table(console, "Mean step of each rank, ms", table, note)
     launch_bound = [summary.launch_bound] if summary.launch_bound else []
-    for line in (*critical_path_lines(summary.critical_path), *lost_time_lines(summary.lost_time), *launch_bound):
+    path_lines = critical_path_lines(summary.critical_path, mean_step_ns(summary.ranks))
+    for line in (*path_lines, *lost_time_lines(summary.lost_time), *launch_bound):
         console.print(f"{escape(line)}\n")
     _print_exposed(console, summary)
     _print_communication(console, summary.communication, details=details)
@@ -237,6 +239,9 @@ def _steps_line(steps: StepChoice, numbers: str) -> str:
         f"step{'s' * (part.count > 1)} {format_ranges([(part.first, part.last)])} ({part.reason})"
         for part in steps.ranges_left_out()
     ]
+    quiet = sum(reason == QUIET for reason in steps.left_out.values())
+    if quiet:
+        left_out.append(f"{quiet} {QUIET}")
     used = f"Steps {format_ranges([(steps.used[0], steps.used[-1])])}{numbers}: {len(steps.used)} used"
     return used + (f"; left out: {', '.join(left_out)}" if left_out else "")
 
@@ -354,6 +359,8 @@ def _print_coverage(console: Console, summary: Summary) -> None:
         f"engine: {engine}" if engine else "",
     ]
     console.print(escape("; ".join(filter(None, parts))), style="dim")
+    if summary.own_cost is not None:
+        console.print(escape(summary.own_cost.sentence), style="dim")
     if missing or dropped or coverage.not_visible:
         details = f"{own_command()} doctor {shlex.quote(summary.run.path)}"
         console.print(f"Details: {escape(details)}", style="dim", soft_wrap=True)
@@ -438,7 +445,8 @@ def _where(rank: RankMean, parallel: Mapping[str, int]) -> str:
 
 
 def _note(ranks: Sequence[RankMean], shown_parts: Sequence[str], hidden_ranks: int) -> str:
-    note = "The parts add up to the step; other is in no span. hidden: communication in parallel, not a part."
+    between = " between: outside of steps, since the one before." if "between" in shown_parts else ""
+    note = f"The parts add up to the step; other is in no span.{between} hidden: communication in parallel, not a part."
     unsure = max(rank.unmatched_ns for rank in ranks)
     if any(rank.unmatched_ns > _WORTH_A_MARK * rank.wall_ns for rank in ranks):
         note += (

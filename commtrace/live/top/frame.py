@@ -9,7 +9,19 @@ from typing import Final
 from commtrace.findings.finding import LOST, SLOW, Finding
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
-PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "replay", "other")
+PARTS: Final = (
+    "compute",
+    "exposed",
+    "bubble",
+    "data",
+    "checkpoint",
+    "gc",
+    "memory",
+    "idle",
+    "replay",
+    "between",
+    "other",
+)
 """The parts of a step; they add up to it. Only imported kernel traces have ``memory`` and ``idle``."""
 
 MOST_STEPS: Final = 20
@@ -72,6 +84,7 @@ class Frame:
     step_ns: int | None = None  # median of the steps shown, over all ranks
     before_ns: int | None = None  # likewise of the run so far, as before describes
     before: str = ""
+    own_cost: str = ""  # of recording, with its error, in words; empty if nobody tells it
     ranks: tuple[RankRow, ...] = ()  # ascending
     findings: tuple[Finding, ...] = ()  # in the order of findings.ranked
     sources: Mapping[str, str] = field(default_factory=dict)  # who says so, by id: see SOURCES

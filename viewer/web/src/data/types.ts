@@ -73,6 +73,7 @@ export interface RankTimes {
   data_ns: number;
   checkpoint_ns: number;
   gc_ns: number;
+  between_ns: number;
   other_ns: number;
 }
 
@@ -169,6 +170,7 @@ export interface RunBudget extends Record<string, unknown> {
 
 /** `commtrace summary --json` (docs/json/summary.schema.json), as far as the page reads it. */
 export interface Summary {
+  own_cost: { sentence: string } | null; // of recording
   run: {
     id: string;
     attempt: number;

@@ -253,7 +253,7 @@ def _share_text(one: ExpectedShare, backend: str) -> str:
     look = "." if one.is_enough else f": {_advice(one.best, backend)}."
     return (
         f"{one.best.operation} on {_members(one.best)} {reaches} {_rate(one.busbw_gbps)} at "
-        f"{binary_bytes(one.best.num_bytes)}, {100 * one.ratio:.0f} % of the {_rate(one.expected_gbps)} that "
+        f"{binary_bytes(one.best.num_bytes)}, {100 * one.ratio:.0f}% of the {_rate(one.expected_gbps)} that "
         f"{one.rate.text} per rank allow. Expect {USUAL}{look}"
     )
 

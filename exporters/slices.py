@@ -35,21 +35,21 @@ class Track:
         """Return the slices in the fewest layers in which they nest, each sorted by start."""
         layers: list[list[Slice]] = []
         open_ends: list[list[int]] = []
-        for one in sorted(self.slices, key=lambda candidate: (candidate.start, -candidate.end)):
-            number = next((number for number, ends in enumerate(open_ends) if _nests(one, ends)), len(layers))
+        for each in sorted(self.slices, key=lambda candidate: (candidate.start, -candidate.end)):
+            number = next((number for number, ends in enumerate(open_ends) if _nests(each, ends)), len(layers))
             if number == len(layers):
                 layers.append([])
                 open_ends.append([])
-            open_ends[number].append(one.end)
-            layers[number].append(one)
+            open_ends[number].append(each.end)
+            layers[number].append(each)
         return layers
 
 
-def _nests(one: Slice, open_ends: list[int]) -> bool:
+def _nests(inner: Slice, open_ends: list[int]) -> bool:
     """Return True if a slice nests in the open ones; remove those that have ended."""
-    while open_ends and open_ends[-1] <= one.start:
+    while open_ends and open_ends[-1] <= inner.start:
         open_ends.pop()
-    return not open_ends or one.end <= open_ends[-1]
+    return not open_ends or inner.end <= open_ends[-1]
 
 
 class SliceLayer(NamedTuple):
@@ -86,60 +86,60 @@ class Words:
     def __init__(self, outline: Outline) -> None:
         self._outline = outline
 
-    def name(self, one: Slice) -> str:
+    def name(self, box: Slice) -> str:
         """Return the text of the box: ``forward 3``, ``all_reduce``, ``bubble``."""
-        if one.table == "step":
-            return f"step {one.step}"
-        if one.table == "stalls":
-            state = _word(self._outline["states"], one.columns["state"][one.row])
+        if box.table == "step":
+            return f"step {box.step}"
+        if box.table == "stalls":
+            state = _word(self._outline["states"], box.columns["state"][box.row])
             if state == "bubble":
                 return state
-            return f"{state} {_word(self._outline['roles'], one.columns['role'][one.row])}"
-        name = _word(self._outline["names"], one.columns["name"][one.row])
-        if one.table == "communication":
+            return f"{state} {_word(self._outline['roles'], box.columns['role'][box.row])}"
+        name = _word(self._outline["names"], box.columns["name"][box.row])
+        if box.table == "communication":
             return name
-        if one.table == "transfer":
+        if box.table == "transfer":
             return "transfer"
-        kind = _word(self._outline["kinds"], one.columns["kind"][one.row])
-        microbatch = one.columns["microbatch"][one.row]
+        kind = _word(self._outline["kinds"], box.columns["kind"][box.row])
+        microbatch = box.columns["microbatch"][box.row]
         number = "" if microbatch == _NOT_APPLICABLE else f" {microbatch}"
         return f"{kind}{number}" if name in ("", kind) else name
 
-    def operation(self, one: Slice) -> str:
+    def operation(self, box: Slice) -> str:
         """Return the operation of a communication; empty for other slices."""
-        if one.table not in ("communication", "transfer"):
+        if box.table not in ("communication", "transfer"):
             return ""
-        return _word(self._outline["names"], one.columns["name"][one.row])
+        return _word(self._outline["names"], box.columns["name"][box.row])
 
-    def category(self, one: Slice) -> str:
+    def category(self, box: Slice) -> str:
         """Return the kind of a slice, for filters."""
-        if one.table in ("work", "host"):
-            return _word(self._outline["kinds"], one.columns["kind"][one.row])
-        return {"stalls": "stall"}.get(one.table, one.table)
+        if box.table in ("work", "host"):
+            return _word(self._outline["kinds"], box.columns["kind"][box.row])
+        return {"stalls": "stall"}.get(box.table, box.table)
 
-    def arguments(self, one: Slice) -> dict[str, str | int]:
+    def arguments(self, box: Slice) -> dict[str, str | int]:
         """Return the details of a selected slice."""
-        arguments: dict[str, str | int] = {"step": one.step}
-        if one.table == "step":
+        arguments: dict[str, str | int] = {"step": box.step}
+        if box.table == "step":
             return arguments
         for column in _WHERE:
-            arguments |= _applicable(column, one.columns[column][one.row])
-        if one.table == "stalls":
+            arguments |= _applicable(column, box.columns[column][box.row])
+        if box.table == "stalls":
             return arguments | {
-                "role": _word(self._outline["roles"], one.columns["role"][one.row]),
-                **self._waited_for(one),
+                "role": _word(self._outline["roles"], box.columns["role"][box.row]),
+                **self._waited_for(box),
             }
-        if one.table in ("communication", "transfer"):
-            return arguments | self._communication(one)
+        if box.table in ("communication", "transfer"):
+            return arguments | self._communication(box)
         return arguments
 
-    def _waited_for(self, one: Slice) -> dict[str, str | int]:
-        row = one.columns["communication"][one.row]
-        return {} if row == _NOT_APPLICABLE else self._communication(one._replace(row=row))
+    def _waited_for(self, box: Slice) -> dict[str, str | int]:
+        row = box.columns["communication"][box.row]
+        return {} if row == _NOT_APPLICABLE else self._communication(box._replace(row=row))
 
-    def _communication(self, one: Slice) -> dict[str, str | int]:
-        columns, row = one.boxes["communication"], one.row
-        lane = self._outline["ranks"][one.boxes["rank_index"]]["lanes"][columns["lane"][row]]
+    def _communication(self, box: Slice) -> dict[str, str | int]:
+        columns, row = box.boxes["communication"], box.row
+        lane = self._outline["ranks"][box.boxes["rank_index"]]["lanes"][columns["lane"][row]]
         arguments: dict[str, str | int] = {"operation": _word(self._outline["names"], columns["name"][row])}
         arguments |= {"role": lane["role"], "group": lane["label"], "members": ", ".join(map(str, lane["ranks"]))}
         for argument, column in _COMMUNICATION_ARGUMENTS.items():
@@ -180,9 +180,9 @@ def _applicable(name: str, value: int) -> dict[str, str | int]:
     return {} if value == _NOT_APPLICABLE else {name: value}
 
 
-def join_of(one: Slice) -> int | None:
+def join_of(box: Slice) -> int | None:
     """Return the number of a communication on all its ranks; None if only one recorded it."""
-    join = one.columns["join"][one.row] if one.table == "communication" else _NOT_APPLICABLE
+    join = box.columns["join"][box.row] if box.table == "communication" else _NOT_APPLICABLE
     return None if join == _NOT_APPLICABLE else join
 
 
@@ -193,32 +193,32 @@ class Arrow(NamedTuple):
     is_source: bool
 
 
-def arrow_of(one: Slice, words: Words) -> Arrow | None:
+def arrow_of(box: Slice, words: Words) -> Arrow | None:
     """Return the arrow that starts or ends in a slice."""
     # Viewers only draw arrows forward in time: an arrow ends in the transfer of a receive, a slice of its own.
-    if one.table not in ("communication", "transfer"):
+    if box.table not in ("communication", "transfer"):
         return None
-    operation, join = words.operation(one), one.columns["join"][one.row]
-    waited = one.columns["wait"][one.row] > 0
+    operation, join = words.operation(box), box.columns["join"][box.row]
+    waited = box.columns["wait"][box.row] > 0
     if join == _NOT_APPLICABLE or operation not in ("send", "recv"):
         return None
     if operation == "send":
-        return Arrow(join, True) if one.table == "communication" else None
-    return Arrow(join, False) if (one.table == "transfer") == waited else None
+        return Arrow(join, True) if box.table == "communication" else None
+    return Arrow(join, False) if (box.table == "transfer") == waited else None
 
 
 def layers(ranks: Sequence[RankTracks], words: Words) -> list[SliceLayer]:
     """Return all slices in layers, sends first."""
     # An arrow must begin before its end, and viewers keep the order of the file at equal times: the transfer of a
     # posted receive starts when the send does.
-    found = []
+    slice_layers = []
     for process, rank in enumerate(ranks):
         tracks = enumerate(rank.tracks)
         parts = [(position, track.name, layer) for position, track in tracks for layer in track.layers()]
-        found += [
+        slice_layers += [
             SliceLayer(process, position, lane, name, layer) for lane, (position, name, layer) in enumerate(parts)
         ]
-    return sorted(found, key=lambda layer: words.operation(layer.slices[0]) != "send")
+    return sorted(slice_layers, key=lambda layer: words.operation(layer.slices[0]) != "send")
 
 
 def processes(outline: Outline, steps: Iterable[StepBoxes]) -> list[RankTracks]:
@@ -248,10 +248,10 @@ class _GrowingTracks:
         self._schedule.slices.extend(_slices(step, boxes, "work", boxes["work"]))
         self._stalls.slices.extend(_slices(step, boxes, "stalls", boxes["stalls"]))
         self._host.slices.extend(_slices(step, boxes, "host", boxes["host"]))
-        for one in _slices(step, boxes, "communication", boxes["communication"]):
-            lane = one.columns["lane"][one.row]
-            sends = self._names[one.columns["name"][one.row]] == "send"
-            (self._sends if sends else self._lanes)[lane].slices.extend(_with_transfer(one))
+        for box in _slices(step, boxes, "communication", boxes["communication"]):
+            lane = box.columns["lane"][box.row]
+            sends = self._names[box.columns["name"][box.row]] == "send"
+            (self._sends if sends else self._lanes)[lane].slices.extend(_with_transfer(box))
         if end > begin:
             self._stalled.append(CounterSample(begin, 100 * sum(boxes["stalls"]["duration"]) / (end - begin)))
 
@@ -264,7 +264,7 @@ class _GrowingTracks:
             self._rank["rank"],
             name,
             [track for track in tracks if track.slices],
-            _bytes_in_flight(one for lane in lanes for one in lane.slices if one.table == "communication"),
+            _bytes_in_flight(box for lane in lanes for box in lane.slices if box.table == "communication"),
             self._stalled,
         )
 
@@ -275,21 +275,21 @@ def _slices(step: StepBoxes, boxes: RankBoxes, table: str, columns: Columns) -> 
         yield Slice(base + start, base + start + duration, table, columns, row, step["step"], boxes)
 
 
-def _with_transfer(one: Slice) -> Iterator[Slice]:
+def _with_transfer(box: Slice) -> Iterator[Slice]:
     """Yield a communication and, inside it, its transfer, unless that is all of it."""
-    yield one
-    wait = one.columns["wait"][one.row]
+    yield box
+    wait = box.columns["wait"][box.row]
     if wait > 0:
-        yield one._replace(start=min(one.start + wait, one.end), table="transfer")
+        yield box._replace(start=min(box.start + wait, box.end), table="transfer")
 
 
 def _bytes_in_flight(communications: Iterable[Slice]) -> list[CounterSample]:
     """Return the bytes in flight at every change."""
     changes: dict[int, int] = {}
-    for one in communications:
-        size = max(one.columns["bytes"][one.row], 0)
-        changes[one.start] = changes.get(one.start, 0) + size
-        changes[one.end] = changes.get(one.end, 0) - size
+    for box in communications:
+        size = max(box.columns["bytes"][box.row], 0)
+        changes[box.start] = changes.get(box.start, 0) + size
+        changes[box.end] = changes.get(box.end, 0) - size
     samples, total = [], 0
     for time in sorted(changes):
         total += changes[time]

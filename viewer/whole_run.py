@@ -14,7 +14,7 @@ from commtrace.analysis.rank_steps import QUANTITIES, UNKNOWN, RankSteps, own_an
 from commtrace.analysis.replay.step_statistics import StepStatistics
 from commtrace.analysis.replay.whatif import what_if
 from commtrace.analysis.stragglers.search import MeasuredWork
-from commtrace.analysis.summary import Summary, summarise_measured
+from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.windows.run import MeasuredRun, OpenedRun
 from commtrace.interchange.whatif_study.analysis import slowdown_of_study
 from commtrace.planning.call_counts import CallCounts
@@ -76,7 +76,7 @@ def summarise_with_views(run: OpenedRun, *, is_whole: bool) -> SummarisedRun:
     times, network, sent, sums = result.times, result.network, result.sent, result.summary.joined()
     of_summary = MeasuredRun(recorded, measured.alignment, measured.steps, measured.counts, sums)
     del measured, result  # the parts of the sums can go
-    summary = summarise_measured(run, of_summary, is_whole=is_whole)
+    summary = summarise_steps(run, of_summary, is_whole=is_whole)
     views = {
         **overview_resources(summary),
         **_utilization(summary, recorded),

@@ -17,7 +17,7 @@ from commtrace.analysis.breakdown.rank_means import RankMean, launch_bound_sente
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.breakdown.run_steps import LaunchTimes, RunSteps, run_steps
 from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
-from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.engines import EngineUse, engines_used
@@ -137,22 +137,18 @@ def summarise(source: str | Path | Run | ChosenSteps, steps: str | None = None, 
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
     if isinstance(source, (Run, ChosenSteps)):
-        return summarise_analysis(analyse(source, steps), is_whole=steps is None)
+        return summarise_steps(OpenedRun.of(analyse(source, steps)), is_whole=steps is None)
     return summarise_steps(open_run(source, steps, workers), is_whole=steps is None)
 
 
-def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary:
-    """Summarise a run that was analysed already; see :func:`summarise_steps`."""
-    return summarise_steps(OpenedRun.of(analysis), is_whole=is_whole)
+def summarise_steps(run: OpenedRun, measured: MeasuredRun[RunSums] | None = None, *, is_whole: bool = False) -> Summary:
+    """Summarise steps.
 
-
-def summarise_steps(run: OpenedRun, *, is_whole: bool = False) -> Summary:
-    """Summarise steps. If they are all that was recorded (``is_whole``), gaps in communication numbers are losses."""
-    return summarise_measured(run, run.measure(measure_job), is_whole=is_whole)
-
-
-def summarise_measured(run: OpenedRun, measured: MeasuredRun[RunSums], *, is_whole: bool = False) -> Summary:
-    """Summarise steps that were measured with :func:`measure_job`, maybe together with other measurements."""
+    Args:
+        measured: what :func:`measure_job` has measured of them already.
+        is_whole: they are all that was recorded, so that gaps in communication numbers are losses.
+    """
+    measured = run.measure(measure_job) if measured is None else measured
     measured = replace(measured, result=measured.result.joined())
     alignment, ranks_of_run = run.alignment, run.aligned
     recorded, steps, totals = measured.recorded, measured.steps, measured.result.totals

@@ -61,28 +61,28 @@ def search_profile(
         model = replace(model, global_batch_size=global_batch)
         check_sizes("--global-batch", model.num_layers, global_batch)
     profile = read_aceso_profile(folder, model.model)
-    found = search_aceso(profile, model, gpus, memory_gib * 1024, top, gpus_per_node)
-    if output is not None and found.best:
-        output.write_text(json.dumps(found.best[0].configuration.file_content(sizes)) + "\n")
-    sentence = _verdict(found, model.model, memory_gib)
+    choices = search_aceso(profile, model, gpus, memory_gib * 1024, top, gpus_per_node)
+    if output is not None and choices.best:
+        output.write_text(json.dumps(choices.best[0].configuration.file_content(sizes)) + "\n")
+    sentence = _verdict(choices, model.model, memory_gib)
     if json_output:
-        typer.echo(json.dumps(_search_json(found, sentence, model.global_batch_size), indent=2))
-        return bool(found.best)
+        typer.echo(json.dumps(_search_json(choices, sentence, model.global_batch_size), indent=2))
+        return bool(choices.best)
     console = wide_console()
     console.print(sentence, style="bold", markup=False)
-    if found.best:
-        _print_found(console, found)
+    if choices.best:
+        _print_found(console, choices)
         if output is not None:
             console.print(f"\nThe first one was written. Read it again: commtrace search {folder} --aceso {output}")
-    print_not_predicted(console, found.not_known)
-    return bool(found.best)
+    print_not_predicted(console, choices.not_known)
+    return bool(choices.best)
 
 
-def _verdict(found: AcesoFound, model: str, memory_gib: float) -> str:
-    ways = f"{found.forms:,} ways to divide {model}"
-    if not found.best:
+def _verdict(choices: AcesoFound, model: str, memory_gib: float) -> str:
+    ways = f"{choices.forms:,} ways to divide {model}"
+    if not choices.best:
         return none_fits(ways, memory_gib)
-    best = found.best[0]
+    best = choices.best[0]
     return fastest(
         f"those of {ways}",
         memory_gib,
@@ -104,35 +104,35 @@ def _words(choice: AcesoChoice) -> str:
     return " · ".join(words)
 
 
-def _search_json(found: AcesoFound, verdict: str, global_batch: int) -> JsonObject:
+def _search_json(choices: AcesoFound, verdict: str, global_batch: int) -> JsonObject:
     return {
         "verdict": verdict,
         "global_batch": global_batch,
         "aceso_search": {
-            "best": to_json(found.best),
-            "for_megatron": to_json(found.for_megatron),
-            "forms": found.forms,
-            "too_large": found.too_large,
-            "not_known": list(found.not_known),
+            "best": to_json(choices.best),
+            "for_megatron": to_json(choices.for_megatron),
+            "forms": choices.forms,
+            "too_large": choices.too_large,
+            "not_known": list(choices.not_known),
             "left_out": [*LEFT_OUT, *SEARCH_LEAVES_OUT],
-            "notes": list(found.notes),
+            "notes": list(choices.notes),
         },
     }
 
 
-def _print_found(console: Console, found: AcesoFound) -> None:
+def _print_found(console: Console, choices: AcesoFound) -> None:
     console.print("")
-    console.print(_choices(found.best))
-    if found.for_megatron is not None and found.for_megatron.layout is not None:
+    console.print(_choices(choices.best))
+    if choices.for_megatron is not None and choices.for_megatron.layout is not None:
         console.print(
             f"\nOf those that Megatron-LM can be told, the fastest takes "
-            f"{_duration(found.for_megatron.prediction.our_iteration_ms)} and "
-            f"{fullest_mib(found.for_megatron.prediction):,.0f} MiB. Its arguments:",
+            f"{_duration(choices.for_megatron.prediction.our_iteration_ms)} and "
+            f"{fullest_mib(choices.for_megatron.prediction):,.0f} MiB. Its arguments:",
             markup=False,
         )
-        console.print(" ".join(megatron_arguments(found.for_megatron.layout)), markup=False, soft_wrap=True)
+        console.print(" ".join(megatron_arguments(choices.for_megatron.layout)), markup=False, soft_wrap=True)
     console.print("\nWhat is left out")
-    for sentence in (*LEFT_OUT, *SEARCH_LEAVES_OUT, *found.notes):
+    for sentence in (*LEFT_OUT, *SEARCH_LEAVES_OUT, *choices.notes):
         console.print(f"  {sentence}", markup=False)
 
 
@@ -140,16 +140,16 @@ def _choices(best: Sequence[AcesoChoice]) -> Table:
     names = ("iteration", "memory", "Aceso's", "memory", "tp", "pp", "dp", "batch", "m", "recomputed")
     table = number_table(*names)
     table.add_column("operators", justify="left")
-    for one in best:
-        stages = one.configuration.num_ops_in_each_stage
+    for choice in best:
+        stages = choice.configuration.num_ops_in_each_stage
         shown = " ".join(map(str, stages[:_STAGES_SHOWN]))
         table.add_row(
-            _duration(one.prediction.our_iteration_ms),
-            f"{one.prediction.our_memory_mib:,.0f} MiB",
-            _duration(one.prediction.iteration_ms),
-            f"{one.prediction.memory_mib:,.0f} MiB",
-            *map(str, (one.tp, one.pp, one.dp, one.microbatch, one.configuration.microbatches)),
-            f"{one.recomputed_share:.0%}",
+            _duration(choice.prediction.our_iteration_ms),
+            f"{choice.prediction.our_memory_mib:,.0f} MiB",
+            _duration(choice.prediction.iteration_ms),
+            f"{choice.prediction.memory_mib:,.0f} MiB",
+            *map(str, (choice.tp, choice.pp, choice.dp, choice.microbatch, choice.configuration.microbatches)),
+            f"{choice.recomputed_share:.0%}",
             f"{shown} …" if len(stages) > _STAGES_SHOWN else shown,
         )
     return table
@@ -167,11 +167,11 @@ def _print_prediction(console: Console, prediction: AcesoPrediction) -> None:
     )
     times = number_table("stage", "GPUs", "forward", "backward", "recompute", "incoming", "outgoing", "iteration")
     memory = number_table("stage", "parameters", "allocated", "reserved", "together")
-    for index, one in enumerate(prediction.stages):
+    for index, stage in enumerate(prediction.stages):
         name = f"{'*' if index == prediction.slowest else ''}{index}"
-        parts = (one.forward_ms, one.backward_ms, one.recompute_ms, one.incoming_ms, one.outgoing_ms)
-        times.add_row(name, str(one.gpus), *(f"{ms:,.3f}" for ms in parts), f"{one.iteration_ms:,.2f}")
-        sizes = (one.parameters_mib, one.allocated_mib, one.reserved_mib, one.memory_mib)
+        parts = (stage.forward_ms, stage.backward_ms, stage.recompute_ms, stage.incoming_ms, stage.outgoing_ms)
+        times.add_row(name, str(stage.gpus), *(f"{ms:,.3f}" for ms in parts), f"{stage.iteration_ms:,.2f}")
+        sizes = (stage.parameters_mib, stage.allocated_mib, stage.reserved_mib, stage.memory_mib)
         memory.add_row(str(index), *(f"{mib:,.2f}" for mib in sizes))
     console.print("\nAceso's model: ms of a microbatch, and of an iteration if this stage were the slowest (*)")
     console.print(times)

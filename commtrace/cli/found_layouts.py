@@ -18,17 +18,17 @@ from commtrace.trace.json_values import JsonObject, to_json
 
 
 def search_json(
-    predictor: Predictor, found: FoundLayouts, sequences: int, memory: float, notes: Sequence[str]
+    predictor: Predictor, layouts: FoundLayouts, sequences: int, memory: float, notes: Sequence[str]
 ) -> JsonObject:
     """Return the answer as ``--json`` has it."""
     sentences = (
-        *_of_ties(found),
-        *_of_reliability(found),
-        *_of_candidates(found),
-        *_of_the_run(predictor, found, memory),
+        *_of_ties(layouts),
+        *_of_reliability(layouts),
+        *_of_candidates(layouts),
+        *_of_the_run(predictor, layouts, memory),
     )
     return {
-        "verdict": _verdict(predictor, found, memory),
+        "verdict": _verdict(predictor, layouts, memory),
         "global_batch": sequences,
         "recorded": {
             "layout": to_json(predictor.costs.layout),
@@ -39,58 +39,58 @@ def search_json(
             "costs_ns": to_json(predictor.costs.parts),
         },
         "uncertainty": predictor.uncertainty,
-        **found.to_json(),
+        **layouts.to_json(),
         "notes": [*sentences, *notes],
     }
 
 
 def print_search(
-    console: Console, predictor: Predictor, found: FoundLayouts, memory: float, notes: Sequence[str]
+    console: Console, predictor: Predictor, layouts: FoundLayouts, memory: float, notes: Sequence[str]
 ) -> None:
     """Print the layout to take with its arguments, those that can be ranked, and candidates to measure."""
-    console.print(_verdict(predictor, found, memory), style="bold", markup=False)
-    for sentence in (*_of_ties(found), *_of_reliability(found)):
+    console.print(_verdict(predictor, layouts, memory), style="bold", markup=False)
+    for sentence in (*_of_ties(layouts), *_of_reliability(layouts)):
         console.print(sentence, markup=False)
-    if found.chosen is not None:
-        _print_arguments(console, found.chosen)
-    if found.best:
+    if layouts.chosen is not None:
+        _print_arguments(console, layouts.chosen)
+    if layouts.best:
         console.print("")
-        console.print(_table(found))
+        console.print(_table(layouts))
     console.print("")
-    for sentence in _of_candidates(found):
+    for sentence in _of_candidates(layouts):
         console.print(sentence, markup=False, soft_wrap=True)
-    if found.candidates:
-        console.print(_table_of(found.candidates))  # without a ±, which would not hold what they assume
+    if layouts.candidates:
+        console.print(_table_of(layouts.candidates))  # without a ±, which would not hold what they assume
         console.print("")
-    for sentence in (*_of_the_run(predictor, found, memory), *notes):
+    for sentence in (*_of_the_run(predictor, layouts, memory), *notes):
         console.print(sentence, markup=False)
-    print_not_predicted(console, found.not_known)
+    print_not_predicted(console, layouts.not_known)
 
 
 def _print_arguments(console: Console, prediction: PredictedLayout) -> None:
     console.print(" ".join(megatron_arguments(prediction.layout)), markup=False, soft_wrap=True)
 
 
-def _verdict(predictor: Predictor, found: FoundLayouts, memory: float) -> str:
-    tried = f"{found.layouts:,} layouts"
-    fitting = f"the {found.fitting:,} of {tried}"
-    if not found.fitting:
+def _verdict(predictor: Predictor, layouts: FoundLayouts, memory: float) -> str:
+    tried = f"{layouts.layouts:,} layouts"
+    fitting = f"the {layouts.fitting:,} of {tried}"
+    if not layouts.fitting:
         return none_fits(tried, memory)
-    if not found.best and not found.candidates:
+    if not layouts.best and not layouts.candidates:
         return f"None of {fitting} that fit into {memory:.4g} GiB can be predicted."
-    if found.chosen is None:
+    if layouts.chosen is None:
         return f"None of {fitting} that fit into {memory:.4g} GiB can be ranked: measure some of the candidates below."
-    error = f" (± {duration(round(found.chosen.uncertainty_ns))})"
-    ranked = f"the {found.ranked:,} of {tried}"
-    if found.keeps_recorded:
+    error = f" (± {duration(round(layouts.chosen.uncertainty_ns))})"
+    ranked = f"the {layouts.ranked:,} of {tried}"
+    if layouts.keeps_recorded:
         return (
             f"Keep the recorded layout: of {ranked} that fit into {memory:.4g} GiB and can be ranked, none is faster "
-            f"by more than the error. It is {_result(found.chosen, error)}"
+            f"by more than the error. It is {_result(layouts.chosen, error)}"
         )
-    if found.recorded is not None and found.gain is not None:
-        change = f"{abs(found.gain):.1%} {'less' if found.gain > 0 else 'more'}"
-        error += f", {change} than in the recorded layout ({duration(found.recorded.time.step_ns)})"
-    return fastest(ranked, memory, _result(found.chosen, error), how=" and can be ranked")
+    if layouts.recorded is not None and layouts.gain is not None:
+        change = f"{abs(layouts.gain):.1%} {'less' if layouts.gain > 0 else 'more'}"
+        error += f", {change} than in the recorded layout ({duration(layouts.recorded.time.step_ns)})"
+    return fastest(ranked, memory, _result(layouts.chosen, error), how=" and can be ranked")
 
 
 def _result(prediction: PredictedLayout, more: str = "") -> str:
@@ -112,18 +112,18 @@ def _words(layout: Layout) -> str:
     return " · ".join(words)
 
 
-def _of_ties(found: FoundLayouts) -> Iterator[str]:
+def _of_ties(layouts: FoundLayouts) -> Iterator[str]:
     """Yield why the layout of the verdict may not be the first of the table."""
-    if len(found.ties) > 1:
+    if len(layouts.ties) > 1:
         yield (
-            f"{len(found.ties):,} layouts are a tie: no other is faster by more than its ±. This is the simplest of "
+            f"{len(layouts.ties):,} layouts are a tie: no other is faster by more than its ±. This is the simplest of "
             "them."
         )
 
 
-def _of_reliability(found: FoundLayouts) -> Iterator[str]:
+def _of_reliability(layouts: FoundLayouts) -> Iterator[str]:
     """Yield how often the order of such layouts was as predicted in real runs."""
-    kinds = {kind: None for each in found.best for kind in found.changes[each.layout]}
+    kinds = {kind: None for each in layouts.best for kind in layouts.changes[each.layout]}
     held = "; ".join(_held(kind) for kind in ORDER_HELD if kind in kinds)
     if held:
         yield f"Pairs of layouts that real runs had in the predicted order, by what changes: {held}."
@@ -134,18 +134,18 @@ def _held(kind: str) -> str:
     return f"{kind} {right} of {pairs}" if pairs else f"{kind} never measured"
 
 
-def _of_candidates(found: FoundLayouts) -> Iterator[str]:
-    if not found.candidates:
+def _of_candidates(layouts: FoundLayouts) -> Iterator[str]:
+    if not layouts.candidates:
         return
-    kinds = {kind: None for each in found.candidates for kind in found.changes[each.layout]}
+    kinds = {kind: None for each in layouts.candidates for kind in layouts.changes[each.layout]}
     held = "; ".join(_held(kind) for kind in ORDER_HELD if kind in kinds and not ORDER_HELD[kind].is_enough)
     yield (
         f"Candidates to measure: what they change was not in the predicted order often enough ({held}), so that these "
         "times say little on which is faster. Record some steps of one, and search again from that run."
     )
-    roles = dict.fromkeys(role for each in found.candidates for role in each.assumptions.borrowed_roles)
+    roles = dict.fromkeys(role for each in layouts.candidates for role in each.assumptions.borrowed_roles)
     for role in roles:
-        layout = next(each.layout for each in found.candidates if role in each.assumptions.borrowed_roles)
+        layout = next(each.layout for each in layouts.candidates if role in each.assumptions.borrowed_roles)
         members = ",".join(map(str, next(iter(groups(layout, role)))))
         yield (
             f"The bandwidth of {role} alone: torchrun … -m commtrace bench collectives --group {members} -o "
@@ -153,7 +153,7 @@ def _of_candidates(found: FoundLayouts) -> Iterator[str]:
         )
 
 
-def _of_the_run(predictor: Predictor, found: FoundLayouts, memory: float) -> Iterator[str]:
+def _of_the_run(predictor: Predictor, layouts: FoundLayouts, memory: float) -> Iterator[str]:
     costs = predictor.costs
     yield (
         f"The recorded step took {duration(costs.step_ns)}; rebuilt from its parts it takes "
@@ -170,47 +170,56 @@ def _of_the_run(predictor: Predictor, found: FoundLayouts, memory: float) -> Ite
             "are in calls without an exact start and end. So layouts that send more there may be faster than "
             "predicted; --bandwidth gives exact ones."
         )
-    if found.recorded is not None and found.recorded.peak_bytes > memory * (1 << 30):
-        yield f"The recorded layout does not fit: it needs {binary_bytes(found.recorded.peak_bytes)}."
+    if layouts.recorded is not None and layouts.recorded.peak_bytes > memory * (1 << 30):
+        yield f"The recorded layout does not fit: it needs {binary_bytes(layouts.recorded.peak_bytes)}."
 
 
-def _table(found: FoundLayouts) -> Table:
+def _table(layouts: FoundLayouts) -> Table:
     """Return the fastest layouts that can be ranked, the chosen and the recorded one, with their marks."""
-    shown = {one.layout: one for one in (*found.best, found.chosen, found.recorded) if one is not None}
-    rows = sorted(shown.values(), key=lambda one: one.time.step_ns)
-    return _table_of(rows, lambda layout: ", ".join(_marks(found, layout)))
+    shown = {
+        prediction.layout: prediction
+        for prediction in (*layouts.best, layouts.chosen, layouts.recorded)
+        if prediction is not None
+    }
+    rows = sorted(shown.values(), key=lambda prediction: prediction.time.step_ns)
+    return _table_of(rows, lambda layout: ", ".join(_marks(layouts, layout)))
 
 
 def _table_of(rows: Sequence[PredictedLayout], marks: Callable[[Layout], str] | None = None) -> Table:
-    names = ["tp", "pp", "dp", *(name for name in ("cp", "ep") if any(getattr(one.layout, name) > 1 for one in rows))]
+    names = [
+        "tp",
+        "pp",
+        "dp",
+        *(name for name in ("cp", "ep") if any(getattr(prediction.layout, name) > 1 for prediction in rows)),
+    ]
     uncertainty = ["±"] if marks else []
     table = number_table("step", *uncertainty, "memory", *names, "chunks", "layers", "batch", "m", "recompute")
     table.add_column("assumed", justify="left")
     if marks:
         table.add_column("", justify="left", no_wrap=True)
-    for one in rows:
-        layout = one.layout
+    for prediction in rows:
+        layout = prediction.layout
         ends = (layout.first_stage_layers, layout.last_stage_layers)
         sizes = (*(getattr(layout, name) for name in names), layout.chunks)
         table.add_row(
-            duration(one.time.step_ns),
-            *([duration(round(one.uncertainty_ns))] if marks else []),
-            binary_bytes(one.peak_bytes),
+            duration(prediction.time.step_ns),
+            *([duration(round(prediction.uncertainty_ns))] if marks else []),
+            binary_bytes(prediction.peak_bytes),
             *map(str, sizes),
             f"{ends[0]}…{ends[1]}" if any(ends) else "even",
             str(layout.microbatch),
             str(layout.microbatches),
             layout.recompute,
-            ", ".join(one.assumed),
+            ", ".join(prediction.assumed),
             *([marks(layout)] if marks else []),
         )
     return table
 
 
-def _marks(found: FoundLayouts, layout: Layout) -> Iterator[str]:
-    if found.chosen is not None and layout == found.chosen.layout:
+def _marks(layouts: FoundLayouts, layout: Layout) -> Iterator[str]:
+    if layouts.chosen is not None and layout == layouts.chosen.layout:
         yield "chosen"
-    elif any(layout == one.layout for one in found.ties):
+    elif any(layout == tie.layout for tie in layouts.ties):
         yield "tie"
-    if found.recorded is not None and layout == found.recorded.layout:
+    if layouts.recorded is not None and layout == layouts.recorded.layout:
         yield "recorded"

@@ -129,7 +129,9 @@ def _facts(
     if state == RUNNING:
         usual_ns = int(statistics.median(durations)) if durations else None
         ending = ", ".join(filter(None, (_stalled(run, last_step, usual_ns, now_ns), ending)))
-    writes = [one.last_ns for one in endings.values() if one.last_ns is not None and one.last_ns > FIRST_DATE_NS]
+    writes = [
+        ending.last_ns for ending in endings.values() if ending.last_ns is not None and ending.last_ns > FIRST_DATE_NS
+    ]
     return RunFacts(
         run=run.any_metadata.run_id,
         attempt=run.any_metadata.attempt,

@@ -52,7 +52,9 @@ class HostTally:
 
     @property
     def largest_cost_ms_per_step(self) -> float | None:
-        return max((one.cost_ms_per_step for one in self.namings if one.cost_ms_per_step is not None), default=None)
+        return max(
+            (naming.cost_ms_per_step for naming in self.namings if naming.cost_ms_per_step is not None), default=None
+        )
 
     @property
     def last_ns(self) -> int | None:
@@ -89,9 +91,9 @@ def tally_hosts(entries: Iterable[StoredRun]) -> HostReport:
         runs.update(took_part)
         if _is_judged(entry):
             judged.update(took_part)
-        for host, found in named.items():
-            namings.setdefault(host, []).append(found[0])
-            causes.setdefault(host, Counter()).update({one.cause for one in found})
+        for host, of_host in named.items():
+            namings.setdefault(host, []).append(of_host[0])
+            causes.setdefault(host, Counter()).update({naming.cause for naming in of_host})
     tallies = [
         HostTally(
             host,
@@ -99,11 +101,11 @@ def tally_hosts(entries: Iterable[StoredRun]) -> HostReport:
             judged[host],
             len(namings.get(host, ())),
             dict(causes.get(host, Counter()).most_common()),
-            tuple(sorted(namings.get(host, ()), key=lambda one: -one.ended_ns)),
+            tuple(sorted(namings.get(host, ()), key=lambda naming: -naming.ended_ns)),
         )
         for host, count in runs.items()
     ]
-    tallies.sort(key=lambda one: (-one.named, -(one.rate or 0.0), one.host))
+    tallies.sort(key=lambda tally: (-tally.named, -(tally.rate or 0.0), tally.host))
     return HostReport(len(jobs), sum(map(_is_judged, jobs)), tuple(tallies))
 
 
@@ -111,7 +113,7 @@ def _without_copies(entries: Iterable[StoredRun]) -> list[StoredRun]:
     """Return every job once, also one whose directory was copied, or lies in parts beside the whole."""
     jobs: list[StoredRun] = []
     for entry in entries:
-        at = next((at for at, one in enumerate(jobs) if is_same_launch(one.facts, entry.facts)), None)
+        at = next((at for at, job in enumerate(jobs) if is_same_launch(job.facts, entry.facts)), None)
         if at is None:
             jobs.append(entry)
         else:
@@ -126,20 +128,23 @@ def _is_judged(entry: StoredRun) -> bool:
 
 def _named(entry: StoredRun) -> dict[str, list[Naming]]:
     """Return the causes for which each host was named in one job, the costliest first, each once."""
-    found: dict[str, dict[str, Naming]] = {}
+    by_host: dict[str, dict[str, Naming]] = {}
     for verdict in sorted(entry.verdicts, key=lambda verdict: (-verdict.attempt, verdict.source)):
-        for one in verdict.named:
-            for host in one.hosts:
-                own = found.setdefault(host, {})
-                before = own.get(one.cause)
+        for named in verdict.named:
+            for host in named.hosts:
+                by_cause = by_host.setdefault(host, {})
+                before = by_cause.get(named.cause)
                 # ANALYSIS comes before MONITOR: it knows the cost of the whole run.
-                own[one.cause] = Naming(
+                by_cause[named.cause] = Naming(
                     entry.facts.run,
                     entry.directory,
                     entry.facts.ended_ns or verdict.judged_ns,
-                    before.who if before else one.who,
-                    one.cause,
-                    before.cost_ms_per_step if before else one.cost_ms_per_step,
+                    before.who if before else named.who,
+                    named.cause,
+                    before.cost_ms_per_step if before else named.cost_ms_per_step,
                     tuple(sorted({*(before.sources if before else ()), verdict.source})),
                 )
-    return {host: sorted(own.values(), key=lambda one: -(one.cost_ms_per_step or 0.0)) for host, own in found.items()}
+    return {
+        host: sorted(by_cause.values(), key=lambda naming: -(naming.cost_ms_per_step or 0.0))
+        for host, by_cause in by_host.items()
+    }

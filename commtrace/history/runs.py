@@ -197,8 +197,8 @@ def _seen(
     facts = facts or read_facts(folder, now_ns=now_ns, ask=ask)
     verdicts: tuple[RunVerdict, ...] = ()
     try:
-        found = verdict_of_monitor(folder, facts.attempt)
-        verdicts = (found,) if found is not None else ()
+        verdict = verdict_of_monitor(folder, facts.attempt)
+        verdicts = (verdict,) if verdict is not None else ()
     except TraceFormatError as error:
         notes[name] = str(error)
     return StoredRun(name, now, facts, facts.hosts, verdicts)
@@ -210,5 +210,5 @@ def _listed(entry: StoredRun, note: str | None) -> ListedRun:
 
 
 def _of_attempt(verdicts: Sequence[RunVerdict], attempt: int) -> RunVerdict | None:
-    own = {verdict.source: verdict for verdict in verdicts if verdict.attempt == attempt}
-    return own.get(ANALYSIS) or next(iter(own.values()), None)
+    by_source = {verdict.source: verdict for verdict in verdicts if verdict.attempt == attempt}
+    return by_source.get(ANALYSIS) or next(iter(by_source.values()), None)

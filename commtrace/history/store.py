@@ -88,7 +88,7 @@ class RunHistory:
                 for statement in (*_TABLES, *_NUMBERS):
                     connection.execute(statement)
             known = self.joined(_read(connection), seen)
-            kept = [entry for entry in known if any(entry.directory == one.directory for one in seen)]
+            kept = [entry for entry in known if any(entry.directory == new.directory for new in seen)]
             for entry in kept:
                 _write(connection, entry)
             connection.execute("COMMIT")
@@ -97,16 +97,16 @@ class RunHistory:
     def joined(self, known: Sequence[StoredRun], seen: Sequence[StoredRun]) -> list[StoredRun]:
         """Return the known entries, updated by the seen ones."""
         entries = list(known)
-        for one in seen:
-            at = next((at for at, entry in enumerate(entries) if self._is_same_job(entry, one)), None)
+        for new in seen:
+            at = next((at for at, entry in enumerate(entries) if self._is_same_job(entry, new)), None)
             if at is None:
-                entries.append(one)
+                entries.append(new)
                 continue
             before = entries[at]
-            is_restart = one.facts.attempt > before.facts.attempt
-            verdicts = {(verdict.attempt, verdict.source): verdict for verdict in (*before.verdicts, *one.verdicts)}
-            hosts = dict.fromkeys([*(before.hosts if is_restart else ()), *one.hosts])
-            entries[at] = replace(one, hosts=tuple(hosts), verdicts=tuple(verdicts.values()), id=before.id)
+            is_restart = new.facts.attempt > before.facts.attempt
+            verdicts = {(verdict.attempt, verdict.source): verdict for verdict in (*before.verdicts, *new.verdicts)}
+            hosts = dict.fromkeys([*(before.hosts if is_restart else ()), *new.hosts])
+            entries[at] = replace(new, hosts=tuple(hosts), verdicts=tuple(verdicts.values()), id=before.id)
         return entries
 
     def _is_same_job(self, before: StoredRun, now: StoredRun) -> bool:
@@ -143,8 +143,8 @@ class RunHistory:
                 connection.close()
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        found = {name for (name,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-        if not found:
+        tables = {name for (name,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+        if not tables:
             return
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -153,7 +153,7 @@ class RunHistory:
                 f"{self.path} has format {version}; this commtrace reads up to {_VERSION}. "
                 "Update it: pip install --upgrade commtrace"
             )
-        if application != _APPLICATION or found != set(_TABLES):
+        if application != _APPLICATION or tables != set(_TABLES):
             raise HistoryError(f"{self.path} is a database of another program. Move it away.")
 
 

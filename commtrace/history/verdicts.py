@@ -68,17 +68,17 @@ class RunVerdict:
 
         It is the costliest finding, and the costliest that slows the steps if that is another one.
         """
-        found = _costliest((*self.named, *self.losses))
-        if not found:
+        costliest = _costliest((*self.named, *self.losses))
+        if not costliest:
             return "nothing found" if self.is_judged else "nothing found, but not all could be judged"
-        told = list(dict.fromkeys((found[0], *self.named[:1])))
-        more = len(found) - len(told)
-        return "; ".join([*(one.text for one in told), *([f"{more} more"] if more else [])])
+        told = list(dict.fromkeys((costliest[0], *self.named[:1])))
+        more = len(costliest) - len(told)
+        return "; ".join([*(named.text for named in told), *([f"{more} more"] if more else [])])
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Return the named hosts, each once."""
-        return tuple(dict.fromkeys(host for one in self.named for host in one.hosts))
+        return tuple(dict.fromkeys(host for named in self.named for host in named.hosts))
 
 
 def verdict_of_analysis(
@@ -92,7 +92,7 @@ def verdict_of_analysis(
     """Return the verdict of a command on a whole run."""
     listed = list(findings)
     named = [_named(finding) for finding in listed if finding.kind == SLOW]
-    abstentions = tuple(one.evidence for one in listed if one.kind == NOT_JUDGED)[:_MOST_ABSTENTIONS]
+    abstentions = tuple(finding.evidence for finding in listed if finding.kind == NOT_JUDGED)[:_MOST_ABSTENTIONS]
     losses = [_named(finding) for finding in worth_naming(listed) if finding.kind == LOST]
     return RunVerdict(ANALYSIS, by, attempt, judged_ns, last_step, _costliest(named), abstentions, _costliest(losses))
 
@@ -106,14 +106,16 @@ def verdict_of_monitor(directory: Path, attempt: int) -> RunVerdict | None:
         return None
     except (OSError, ValueError) as error:
         raise TraceFormatError(f"{path} is not what a monitor writes, and was left out ({error}).") from None
-    found = {
-        (one.who, one.cause): one
-        for one in (*_events(directory / MONITOR_EVENTS), *status.findings)
-        if one.kind == SLOW
+    by_cause = {
+        (finding.who, finding.cause): finding
+        for finding in (*_events(directory / MONITOR_EVENTS), *status.findings)
+        if finding.kind == SLOW
     }
-    named = [_named(finding) for finding in found.values()]
+    named = [_named(finding) for finding in by_cause.values()]
     last_step = status.last_step if status.last_step >= 0 else None
-    abstentions = tuple(one.evidence for one in status.findings if one.kind == NOT_JUDGED)[:_MOST_ABSTENTIONS]
+    abstentions = tuple(finding.evidence for finding in status.findings if finding.kind == NOT_JUDGED)[
+        :_MOST_ABSTENTIONS
+    ]
     if last_step is None and not abstentions:
         abstentions = ("No step had ended.",)
     return RunVerdict(MONITOR, MONITOR, attempt, status.time_ns, last_step, _costliest(named), abstentions)
@@ -150,4 +152,4 @@ def _events(path: Path) -> Iterator[Finding]:
 
 
 def _costliest(named: Iterable[Named]) -> tuple[Named, ...]:
-    return tuple(sorted(named, key=lambda one: -(one.cost_ms_per_step or 0.0))[:_MOST_NAMED])
+    return tuple(sorted(named, key=lambda each: -(each.cost_ms_per_step or 0.0))[:_MOST_NAMED])

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from commtrace.trace.bounds import Count, Frames, Identity, Number, Peer, Step, Time, Word
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.metadata import Group, RankMetadata
+
+TAG_SHIFT: Final = 32
+"""Messages of a tag are numbered from ``tag · 2³²`` on (see docs/recorded-spans.md)."""
 
 
 class OpenPhase(Struct, frozen=True):
@@ -51,6 +54,20 @@ class InFlight(Struct, frozen=True, omit_defaults=True):
     start: Time = 0  # ns; 0 if unknown
     blocking: bool | None = None  # training stalls on it; None if unknown
     state: Word = ""  # scheduled or started on a device; else empty
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.operation in ("send", "recv")
+
+    @property
+    def tag(self) -> int:
+        """Return the tag of a message."""
+        return max(self.seq, 0) >> TAG_SHIFT
+
+    @property
+    def number(self) -> int:
+        """Return the number of a message among those of its tag."""
+        return self.seq & ((1 << TAG_SHIFT) - 1)
 
     def to_json(self) -> JsonObject:
         """Return an item of the mark ``in_flight``."""

@@ -6,7 +6,8 @@ import pytest
 from commtrace.analysis import rank_steps as module
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.rank_steps import QUANTITIES, RankSteps, rank_steps
-from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.summary import summarise_steps
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.synth import Fault, Job, synthesize
 from tests.factory import collective, group, make_run, span
 from tests.pipeline_factory import PipelineJob
@@ -31,7 +32,7 @@ def test_the_sums_of_a_rank_are_those_of_the_summary() -> None:
 
     assert (times.ranks.tolist(), times.first.tolist()) == ([0, 1, 2, 3], [1, 2, 3])
     assert (times.of("steps") == 1).all()
-    for place, rank in enumerate(summarise_analysis(analysis).ranks):
+    for place, rank in enumerate(summarise_steps(OpenedRun.of(analysis)).ranks):
         assert times.of("wall")[place].sum() // 3 == rank.wall_ns
         assert times.of("compute")[place].sum() // 3 == rank.total("compute")
         assert times.of("bubble")[place].sum() // 3 == pytest.approx(rank.total("bubble"), abs=1)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.synth import Job, synthesize
 from commtrace.viewer.report import render
 from tests.browser.reader import Reader
@@ -56,7 +57,7 @@ def test_times_shorter_than_the_clocks_agree_are_pale_and_say_so(reader: Reader,
         residual = dict.fromkeys(("p50", "p99", "max"), residual_ns)
         timeline = Timeline(analysis.run, analysis.matches, analysis.roles, residual)
         path = tmp_path / f"{residual_ns}.html"
-        path.write_text(render(summarise_analysis(analysis), timeline).html, encoding="utf-8")
+        path.write_text(render(summarise_steps(OpenedRun.of(analysis)), timeline).html, encoding="utf-8")
         reader.load(path)
         box = reader.boxes(rank=0, kind="forward")[0]
         drawn.append(colour_at(reader, box))

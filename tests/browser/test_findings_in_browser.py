@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.summary import Summary, summarise, summarise_analysis
+from commtrace.analysis.summary import Summary, summarise, summarise_steps
 from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.cli.main import app
 from commtrace.findings.finding import HANG, LOST, SLOW, Finding
 from commtrace.synth import Fault, Job, synthesize, write
@@ -175,7 +176,9 @@ def test_a_job_that_hangs_says_so_first_and_shows_where_its_ranks_are(
     folder.mkdir()
     (folder / "hang-001.json").write_text(json.dumps(hang(0, "train.py:8 loss").to_json()))
     stop = Finding(id="hang/1", kind=HANG, who="rank 1", ranks=(1,), evidence="Rank 1 has not come.", advice="Look.")
-    summary = replace(summarise_analysis(analysis), state="hangs since noon", findings=(stop,), verdict=stop.evidence)
+    summary = replace(
+        summarise_steps(OpenedRun.of(analysis)), state="hangs since noon", findings=(stop,), verdict=stop.evidence
+    )
     views = health_resources(replace(run, path=tmp_path))
     page = tmp_path / "report.html"
     page.write_text(render(summary, Timeline.of_analysis(analysis), views=views).html, encoding="utf-8")

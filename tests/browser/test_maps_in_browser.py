@@ -14,7 +14,7 @@ from commtrace.analysis.comparison.compare import step_series
 from commtrace.analysis.judged_run import measure_job
 from commtrace.analysis.rank_steps import rank_steps
 from commtrace.analysis.straggler_report import report_of_steps
-from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.windows.run import OpenedRun
 from commtrace.viewer.comparison import comparison_resources
@@ -58,7 +58,7 @@ def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Path
             OpenedRun.of(analyse(replace(FASTER.run(), path=Path("faster")))), OpenedRun.of(analysis)
         ),
     }
-    page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
+    page = render(summarise_steps(OpenedRun.of(analysis)), Timeline.of_analysis(analysis), views=views)
     path.write_text(page.html, encoding="utf-8")
     return path
 
@@ -90,7 +90,7 @@ def test_its_numbers_are_those_of_the_summary(opened: Reader, analysis: Analysis
     opened.page.select_option("#heat-map-rows", "rank")
     opened.page.select_option("#heat-map-columns", "host")
 
-    bubble_ns = summarise_analysis(analysis).ranks[3].part("bubble")
+    bubble_ns = summarise_steps(OpenedRun.of(analysis)).ranks[3].part("bubble")
 
     assert (
         walk(opened, "ArrowRight", *["ArrowDown"] * 3, "ArrowRight")
@@ -126,7 +126,7 @@ def test_messages_between_nodes_are_those_of_the_summary(opened: Reader, analysi
     opened.show("network")
     opened.page.select_option("#network-traffic", "messages")
     opened.page.select_option("#network-colours", "bytes")
-    rows = [row for row in summarise_analysis(analysis).communication if row.operation == "recv"]
+    rows = [row for row in summarise_steps(OpenedRun.of(analysis)).communication if row.operation == "recv"]
 
     said = [
         walk(opened, *keys, panel="#network") for keys in (["ArrowRight", "ArrowRight"], ["ArrowDown", "ArrowLeft"])
@@ -193,7 +193,7 @@ def test_hangs_show_their_stacks_and_no_name_becomes_markup(reader: Reader, anal
     ranks = {rank: replace(trace, dropped={"stall": rank + 1}) for rank, trace in analysis.recorded.ranks.items()}
     views = health_resources(replace(analysis.recorded, path=tmp_path, ranks=ranks))
     path = tmp_path / "report.html"
-    page = render(summarise_analysis(analysis), Timeline.of_analysis(analysis), views=views)
+    page = render(summarise_steps(OpenedRun.of(analysis)), Timeline.of_analysis(analysis), views=views)
     path.write_text(page.html, encoding="utf-8")
     opened = reader.load(path)
 
@@ -208,7 +208,9 @@ def test_hangs_show_their_stacks_and_no_name_becomes_markup(reader: Reader, anal
 
 def test_a_report_without_maps_has_no_empty_panel(reader: Reader, analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_text(render(summarise_analysis(analysis), Timeline.of_analysis(analysis)).html, encoding="utf-8")
+    path.write_text(
+        render(summarise_steps(OpenedRun.of(analysis)), Timeline.of_analysis(analysis)).html, encoding="utf-8"
+    )
     reader.load(path)
 
     assert reader.errors == []

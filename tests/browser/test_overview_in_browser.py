@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.summary import Summary, summarise_analysis
+from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.run import Run
 from commtrace.viewer.overview import critical_tables, overview_resources
@@ -39,7 +40,7 @@ class Report:
 
 def written(run: Run, directory: Path) -> Report:
     analysis = analyse(run)
-    summary, timeline = summarise_analysis(analysis, is_whole=True), Timeline.of_analysis(analysis)
+    summary, timeline = summarise_steps(OpenedRun.of(analysis), is_whole=True), Timeline.of_analysis(analysis)
     tables = dict(critical_tables(analysis, timeline, timeline.steps))
     page = render(summary, timeline, most_steps=5, views={**overview_resources(summary), **tables})
     path = directory / "report.html"
@@ -190,7 +191,7 @@ def test_modules_are_listed_and_a_click_leads_to_the_slowest_rank(reader: Reader
 def test_a_report_without_these_data_leaves_the_sections_out(reader: Reader, report: Report, tmp_path: Path) -> None:
     run = synthesize(Job(dp=2, microbatches=2, steps=4)).run
     analysis = analyse(run)
-    summary = replace(summarise_analysis(analysis), run_budget=None)
+    summary = replace(summarise_steps(OpenedRun.of(analysis)), run_budget=None)
     path = tmp_path / "report.html"
     path.write_text(render(summary, Timeline.of_analysis(analysis)).html, encoding="utf-8")
     reader.load(path)

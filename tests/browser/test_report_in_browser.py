@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.viewer.report import render
 from tests.browser.reader import Reader
 from tests.browser.written_reports import written
@@ -358,7 +359,7 @@ def test_the_pointer_is_as_wide_as_the_clocks_are_uncertain(reader: Reader, tmp_
     analysis = analyse(run)
     timeline = Timeline(analysis.run, analysis.matches, analysis.roles, {"p50": 1000, "p99": 40_000, "max": 50_000})
     path = tmp_path / "report.html"
-    path.write_text(render(summarise_analysis(analysis), timeline).html, encoding="utf-8")
+    path.write_text(render(summarise_steps(OpenedRun.of(analysis)), timeline).html, encoding="utf-8")
     reader.load(path)
     reader.page.focus("#timeline")
     for _ in range(60):

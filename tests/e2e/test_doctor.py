@@ -225,7 +225,7 @@ def test_the_command_says_it_and_its_exit_code(jobs: Jobs) -> None:
     assert (healthy.exit_code, hung.exit_code) == (0, 1)
     assert "Nothing was found." in healthy.output
     assert "Hung at seq 5 of the right group of ranks 2–3. Arrived: rank 3 in all_reduce" in hung.output
-    assert "Root: rank 2, for which 3 ranks wait in the end. Rank 2: inside user load shard" in hung.output
+    assert "Root: rank 2, which holds up 3 ranks. Rank 2: inside user load shard" in hung.output
 
 
 @pytest.mark.parametrize("command", ["summary", "straggler", "bandwidth"])

@@ -12,8 +12,9 @@ import pyarrow as pa
 from commtrace.analysis.breakdown.critical_path import KINDS
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.step_totals import SummedSteps
-from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.trace.run import Run
 from commtrace.viewer.overview import MOST_BLOCKS, critical_tables, overview_resources, part_tables
 from tests.factory import make_run, span
@@ -33,7 +34,7 @@ def decoded(stream: bytes) -> dict[str, list[int]]:
 
 def resources(run: Run) -> tuple[Any, dict[str, dict[str, list[int]]], Analysis]:
     analysis = analyse(run)
-    written = overview_resources(summarise_analysis(analysis))
+    written = overview_resources(summarise_steps(OpenedRun.of(analysis)))
     described = json.loads(written.pop("overview.json"))
     return described, {name: decoded(table) for name, table in written.items()}, analysis
 
@@ -62,7 +63,7 @@ def test_evaluations_and_checkpoints_are_events() -> None:
 
 def test_the_parts_of_the_steps_add_up_to_those_of_the_ranks() -> None:
     described, tables, analysis = resources(JOB.run())
-    summary, blocks = summarise_analysis(analysis), tables["blocks"]
+    summary, blocks = summarise_steps(OpenedRun.of(analysis)), tables["blocks"]
 
     assert sorted(set(blocks["first"])) == [1, 2, 3, 4]
     assert set(blocks["rank_steps"]) == {4}
@@ -77,7 +78,7 @@ def test_the_parts_of_the_steps_add_up_to_those_of_the_ranks() -> None:
 
 def test_many_steps_are_few_blocks() -> None:
     analysis = analyse(JOB.run())
-    summary = summarise_analysis(analysis)
+    summary = summarise_steps(OpenedRun.of(analysis))
     steps = summary.totals.steps
     many = SummedSteps(steps.states, np.arange(1_001), np.ones((1_001, len(steps.states)), np.int64), 4)
     written = overview_resources(replace(summary, totals=replace(summary.totals, parts=(many,))))
@@ -100,7 +101,9 @@ def test_bandwidth_is_that_of_the_summary() -> None:
         if operation == at and described["roles"][role] == "dp"
     )
     (row,) = (
-        row for row in summarise_analysis(analysis).communication if (row.role, row.operation) == ("dp", "all_reduce")
+        row
+        for row in summarise_steps(OpenedRun.of(analysis)).communication
+        if (row.role, row.operation) == ("dp", "all_reduce")
     )
 
     assert rows["calls"][of_reduce] == row.count

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.summary import summarise_steps
 from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.windows.run import OpenedRun
 from commtrace.trace.run import Run
 from commtrace.viewer.report import Page, render
 from tests.factory import make_run, span
@@ -23,7 +24,7 @@ from tests.viewer.hostile import HOSTILE
 
 def rendered(run: Run, steps: str | None = None, **options: Any) -> Page:
     analysis = analyse(run, steps)
-    return render(summarise_analysis(analysis), Timeline.of_analysis(analysis), **options)
+    return render(summarise_steps(OpenedRun.of(analysis)), Timeline.of_analysis(analysis), **options)
 
 
 def scripts(page: Page) -> dict[str, str]:

@@ -146,19 +146,19 @@ def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
         activity = diagnosis.hang.last_activities.get(rank)
         if activity is not None and activity.at:
             at.setdefault(activity.at, []).append(rank)
-    places = [f"{format_ranks(own)} at {place}" for place, own in at.items()]
+    places = [f"{format_ranks(ranks_there)} at {place}" for place, ranks_there in at.items()]
     return f" They are: {'; '.join(places[:_MOST_PLACES])}." if places else ""
 
 
 def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterable[str]:
     flight = diagnosis.flight_recorder
     alike: dict[tuple[bool, int, str, str, str], list[int]] = {}
-    for one in flight.stops.get(position, ()) if flight else ():
-        place = next(iter(one.frames), "")
-        key = (one.arrived, one.collective_seq_id, one.operation, one.state, place)
-        alike.setdefault(key, []).append(one.rank)
-    for (arrived, seq, operation, state, place), ranks in alike.items():
-        what = f"{operation} {state} (collective_seq_id {seq})" + (f" from {place}" if place else "")
+    for call in flight.stops.get(position, ()) if flight else ():
+        frame = next(iter(call.frames), "")
+        key = (call.arrived, call.collective_seq_id, call.operation, call.state, frame)
+        alike.setdefault(key, []).append(call.rank)
+    for (arrived, seq, operation, state, frame), ranks in alike.items():
+        what = f"{operation} {state} (collective_seq_id {seq})" + (f" from {frame}" if frame else "")
         when = "" if arrived else "not there; last "
         yield f"  Flight recorder: {format_ranks(ranks)}: {when}{what}."
 
@@ -167,10 +167,10 @@ def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: StopLink, heard: Hear
     ranks = link.ranks
     unknown = [rank for rank in ranks if rank in stop.unknown]
     if unknown:
-        listed = {one.rank for one in diagnosis.ranks}
+        listed = {examined.rank for examined in diagnosis.ranks}
         why = "see below" if listed.issuperset(unknown) else heard.nothing
         return f"Not known to have arrived: {format_ranks(unknown)}, {why}."
-    last = {one.rank: one.last_seq for one in stop.missing}
+    last = {missing_rank.rank: missing_rank.last_seq for missing_rank in stop.missing}
     numbers = sorted({-1 if (seq := last[rank]) is None else seq for rank in ranks})
     reached = (
         "none there yet"
@@ -185,25 +185,25 @@ def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: StopLink, heard: Hear
         if set(ranks) <= listed_roots:
             return f"{missing}, in no communication that is stuck: see the root below."
         return f"{missing}. {_last_seen(diagnosis, ranks[0], heard)}"
-    other = diagnosis.hang.stops[link.waits_at_stop]
+    next_stop = diagnosis.hang.stops[link.waits_at_stop]
     verb = "because it is" if len(ranks) == 1 else "because they are"
     perhaps = "" if link.is_certain else " perhaps"
-    return f"{missing},{perhaps} {verb} inside {place_words(other)}."
+    return f"{missing},{perhaps} {verb} inside {place_words(next_stop)}."
 
 
 def _last_seen(diagnosis: Diagnosis, rank: int, heard: Heard) -> str:
-    own = diagnosis.rank(rank)
-    if own is None:
+    examined = diagnosis.rank(rank)
+    if examined is None:
         return f"Nothing is known of rank {rank}, {heard.nothing}."
     last = diagnosis.hang.last_activities.get(rank)
     activity = activity_words(last)
-    if own.exit is not None:
-        return f"Rank {rank} {exit_words(own.exit)} and will not arrive{f'; {activity}' if last else ''}."
-    if own.state == ENDED:
-        how = f"with {exception_words(own)}" if own.exception else "cleanly"
+    if examined.exit is not None:
+        return f"Rank {rank} {exit_words(examined.exit)} and will not arrive{f'; {activity}' if last else ''}."
+    if examined.state == ENDED:
+        how = f"with {exception_words(examined)}" if examined.exception else "cleanly"
         return f"Rank {rank} ended {how} and will not arrive{f'; {activity}' if last else ''}."
-    if own.state == SILENT:
-        return f"{silence_words(own)} {heard.last}: {activity}."
+    if examined.state == SILENT:
+        return f"{silence_words(examined)} {heard.last}: {activity}."
     return f"Rank {rank}: {activity}."
 
 
@@ -221,26 +221,26 @@ def exit_words(exit_: ExitCalled) -> str:
     """Return ``called os._exit(1) at train.py:31 main``, with the exception or the signal that it was called for."""
     handled = "" if exit_.exception is None else f" while it handled a {exit_.exception}"
     handler = "" if exit_.signal is None else f" in a handler of {exit_.signal}"
-    place = "" if exit_.at is None else f" {'of' if exit_.exception else 'at'} {exit_.at}"
-    return f"called os._exit({exit_.status}){handler}{handled}{place}"
+    where = "" if exit_.at is None else f" {'of' if exit_.exception else 'at'} {exit_.at}"
+    return f"called os._exit({exit_.status}){handler}{handled}{where}"
 
 
 def silence_words(rank: ExaminedRank) -> str:
     """Return a sentence on a silent rank: for how long, why, and the remedy."""
     process = f"process {rank.pid} on {rank.host}" if rank.pid else "its process"
-    place = f" at {rank.stack_at or rank.stack[0]}" if rank.stack else ""
-    let_none_run = f"code in C{place} let no other thread of Python run"
+    where = f" at {rank.stack_at or rank.stack[0]}" if rank.stack else ""
+    let_none_run = f"code in C{where} let no other thread of Python run"
     why = {
         SUSPENDED: f"{process} is suspended, by SIGSTOP or a debugger; kill -CONT {rank.pid} lets it go on",
         IN_KERNEL: f"{process} is in a call of the kernel that nothing interrupts: a file system or a driver (dmesg)",
         RUNS: f"{process} lives and lets no other thread of Python run"
-        f"{f': code in C keeps its lock,{place}' if place else ''}; py-spy dump --native --pid {rank.pid} "
-        f"shows {'which' if place else 'where'}",
-        GONE: f"{process} is gone" + (f"; before, {let_none_run}" if place else ""),
+        f"{f': code in C keeps its lock,{where}' if where else ''}; py-spy dump --native --pid {rank.pid} "
+        f"shows {'which' if where else 'where'}",
+        GONE: f"{process} is gone" + (f"; before, {let_none_run}" if where else ""),
     }.get(
         rank.process or "",
         f"{let_none_run}; py-spy dump --native --pid {rank.pid} on {rank.host} shows which, if it lives"
-        if place
+        if where
         else f"dead, suspended, or in code that lets no thread run; look for {process}",
     )
     since = "" if rank.behind_ns is None else f" {format_duration(rank.behind_ns)} before the others"
@@ -252,7 +252,7 @@ def activity_words(activity: LastActivity | None) -> str:
     if activity is None:
         return "its activity is unknown"
     words = []
-    spans = [f"{one.kind} {one.name}" if one.name != one.kind else one.kind for one in activity.open]
+    spans = [f"{phase.kind} {phase.name}" if phase.name != phase.kind else phase.kind for phase in activity.open]
     if spans:
         words.append("inside " + " in ".join(spans[:3]))
     at = (
@@ -261,10 +261,10 @@ def activity_words(activity: LastActivity | None) -> str:
         ("chunk", activity.chunk),
         ("stage", activity.stage),
     )
-    place = [f"{name} {number}" for name, number in at if number is not None]
-    if place:
-        words.append(", ".join(place))
-    blocking = next((one for one in activity.in_flight if one.blocking), None)
+    numbers = [f"{name} {number}" for name, number in at if number is not None]
+    if numbers:
+        words.append(", ".join(numbers))
+    blocking = next((communication for communication in activity.in_flight if communication.blocking), None)
     if blocking is not None:
         words.append(f"blocked in {blocking.operation} {blocking.seq} of the {group_words(blocking.group)}")
     elif activity.in_flight and activity.no_progress_ns is None and not spans:
@@ -290,7 +290,7 @@ def find_findings(diagnosis: Diagnosis, limits: Collection[str] = ()) -> tuple[l
     Args:
         limits: problems that are limits of the source of an imported run.
     """
-    hosts = {one.rank: one.host for one in diagnosis.ranks}
+    hosts = {rank.rank: rank.host for rank in diagnosis.ranks}
     notes = [*_notes(diagnosis)]
     # The reader reports missing ranks and torn files; earlier runs in the directory are no fault.
     problems: list[str] = []
@@ -345,7 +345,7 @@ def _hangs(diagnosis: Diagnosis) -> Iterable[Statement]:
         ends = " and ".join([*([format_ranks(roots)] if roots else []), *awaited])
         yield Statement(f"The job hangs: {len(hung)} {held} held up by {ends}.", tuple(roots))
     elif hung and len(hung[0].operations) > 1:
-        called = "; ".join(f"{operation} by {format_ranks(own)}" for operation, own in hung[0].operations.items())
+        called = "; ".join(f"{operation} by {format_ranks(ranks)}" for operation, ranks in hung[0].operations.items())
         place = place_words(hung[0])
         yield Statement(f"The job hangs at {place}, as which its members called different operations: {called}.")
     elif hung:
@@ -356,7 +356,7 @@ def _hangs(diagnosis: Diagnosis) -> Iterable[Statement]:
 def _unequal_calls(stops: Sequence[Stop]) -> Iterable[Statement]:
     for stop in stops:
         if stop.kind == UNEQUAL:
-            missing = format_ranks(one.rank for one in stop.missing)
+            missing = format_ranks(missing_rank.rank for missing_rank in stop.missing)
             callers = format_ranks(stop.arrived).capitalize()
             yield Statement(f"{callers} called {place_words(stop)}; {missing} never did.", tuple(stop.arrived))
 
@@ -374,7 +374,7 @@ def _awaited_elsewhere(hung: Sequence[Stop]) -> list[str]:
 
 def _setup_hang(diagnosis: Diagnosis) -> Iterable[Statement]:
     hang = diagnosis.setup_hang
-    sentences = [*setup_findings(hang, {one.rank: one.state for one in diagnosis.ranks})] if hang is not None else []
+    sentences = [*setup_findings(hang, {rank.rank: rank.state for rank in diagnosis.ranks})] if hang is not None else []
     if hang is not None and sentences:
         yield Statement(" ".join(sentences), tuple(hang.missing))
 
@@ -382,17 +382,19 @@ def _setup_hang(diagnosis: Diagnosis) -> Iterable[Statement]:
 def silence_findings(diagnosis: Diagnosis, besides: Sequence[int] = ()) -> Iterable[Statement]:
     """Yield the ranks that are silent though others write or their process lives, but for those ``besides``."""
     silent = _silent(diagnosis, besides)
-    for one in silent[:_MOST_SILENT]:
-        yield Statement(silence_words(one), (one.rank,))
+    for rank in silent[:_MOST_SILENT]:
+        yield Statement(silence_words(rank), (rank.rank,))
     if len(silent) > _MOST_SILENT:
-        others = tuple(one.rank for one in silent[_MOST_SILENT:])
-        yield Statement(f"So did {format_ranks(others)}.", others)
+        rest = tuple(rank.rank for rank in silent[_MOST_SILENT:])
+        yield Statement(f"So did {format_ranks(rest)}.", rest)
 
 
 def _silent(diagnosis: Diagnosis, besides: Sequence[int]) -> list[ExaminedRank]:
     """Return the silent ranks, the first to fall silent first."""
-    silent = [one for one in diagnosis.ranks if one.state == SILENT and one.exit is None and one.rank not in besides]
-    return sorted(silent, key=lambda one: -(one.behind_ns or 0))
+    silent = [
+        rank for rank in diagnosis.ranks if rank.state == SILENT and rank.exit is None and rank.rank not in besides
+    ]
+    return sorted(silent, key=lambda rank: -(rank.behind_ns or 0))
 
 
 def _first_failure(diagnosis: Diagnosis) -> Iterable[Statement]:
@@ -402,32 +404,32 @@ def _first_failure(diagnosis: Diagnosis) -> Iterable[Statement]:
 
 
 def _first_words(diagnosis: Diagnosis, first: FirstFailure) -> str:
-    own = [one for one in diagnosis.ranks if one.rank in first.ranks]
+    examined = [rank for rank in diagnosis.ranks if rank.rank in first.ranks]
     if first.ended:
         return _left_early(diagnosis, first)
-    if len(own) < len(first.ranks):
-        return _unheard(first, own)
+    if len(examined) < len(first.ranks):
+        return _unheard(first, examined)
     if first.ahead_ns is not None:
-        return _ended_first(first, own)
-    if len(own) > 1:
-        return _several_first(first, own)
-    device = f" ({own[0].device_uuid})" if own[0].device_uuid else ""
-    who = f"Failed first: rank {own[0].rank} on {own[0].host}{device}"
-    if own[0].exit is not None:
-        return f"{who}, which {exit_words(own[0].exit)}; its log says why.{_cut_off(first, 'it was')}"
+        return _ended_first(first, examined)
+    if len(examined) > 1:
+        return _several_first(first, examined)
+    device = f" ({examined[0].device_uuid})" if examined[0].device_uuid else ""
+    who = f"Failed first: rank {examined[0].rank} on {examined[0].host}{device}"
+    if examined[0].exit is not None:
+        return f"{who}, which {exit_words(examined[0].exit)}; its log says why.{_cut_off(first, 'it was')}"
     if first.raised:
-        return f"{who}, with {exception_words(own[0])}; its message is in the log."
+        return f"{who}, with {exception_words(examined[0])}; its message is in the log."
     cut_off = _cut_off(first, "it was")
     # A rank that was suspended, or held its interpreter, until all were killed leaves the same.
-    frozen = ", or frozen until all were killed" if own[0].state == SILENT and not first.cut_off else ""
+    frozen = ", or frozen until all were killed" if examined[0].state == SILENT and not first.cut_off else ""
     return (
         f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
-        f"{_exclusion(own[0])}"
+        f"{_exclusion(examined[0])}"
     )
 
 
 def _left_early(diagnosis: Diagnosis, first: FirstFailure) -> str:
-    failed = next(one for one in diagnosis.ranks if one.rank in first.cut_off and one.failures)
+    failed = next(rank for rank in diagnosis.ranks if rank.rank in first.cut_off and rank.failures)
     last = failed.failures[-1]
     ranks, them = format_ranks(first.ranks), "it" if len(first.ranks) == 1 else "they"
     return (
@@ -437,11 +439,11 @@ def _left_early(diagnosis: Diagnosis, first: FirstFailure) -> str:
     )
 
 
-def _ended_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
+def _ended_first(first: FirstFailure, examined: Sequence[ExaminedRank]) -> str:
     milliseconds = round((first.ahead_ns or 0) / 1e6)
     how_long = f"{milliseconds} ms before the next one" if milliseconds else "right before the others"
-    hosts = ", ".join(dict.fromkeys(one.host for one in own))
-    one_of = "one of " if len(own) > 1 else ""
+    hosts = ", ".join(dict.fromkeys(rank.host for rank in examined))
+    one_of = "one of " if len(examined) > 1 else ""
     return (
         f"Ended first: {one_of}{format_ranks(first.ranks)} on {hosts}, {how_long}: all were ended "
         "from outside (scancel, kill, the end of the allocation), or the launcher ended the rest at once: its log says "
@@ -449,12 +451,12 @@ def _ended_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
     )
 
 
-def _unheard(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
+def _unheard(first: FirstFailure, examined: Sequence[ExaminedRank]) -> str:
     """Return that others' communication failed: nothing else is known of ranks without files."""
-    unheard = set(first.ranks) - {one.rank for one in own}
+    unheard = set(first.ranks) - {rank.rank for rank in examined}
     one_of = "one of " if len(first.ranks) > 1 else ""
-    failed = format_ranks(first.cut_off or [one.rank for one in own if _raised(one)])
-    broken = [one.rank for one in own if not _raised(one)]
+    failed = format_ranks(first.cut_off or [rank.rank for rank in examined if _raised(rank)])
+    broken = [rank.rank for rank in examined if not _raised(rank)]
     besides = f", and the files of {format_ranks(broken)} break off" if broken else ""
     return (
         f"Failed first: {one_of}{format_ranks(first.ranks)}: communication of {failed} failed, there are no "
@@ -463,23 +465,23 @@ def _unheard(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
     )
 
 
-def _several_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
+def _several_first(first: FirstFailure, examined: Sequence[ExaminedRank]) -> str:
     ranks = format_ranks(first.ranks)
     which = 'the launcher\'s log says (torchrun: "first observed failure")'
     if first.together:
-        hosts = ", ".join(dict.fromkeys(one.host for one in own))
-        commands = "; ".join(dict.fromkeys(one.exclude_nodes for one in own))
+        hosts = ", ".join(dict.fromkeys(rank.host for rank in examined))
+        commands = "; ".join(dict.fromkeys(rank.exclude_nodes for rank in examined))
         return (
             f"Failed first: {ranks} on {hosts}, whose files break off together: killed, crashed below Python, or "
             f"their host went down; dmesg says which, and if only one of them began it, {which}."
             f"{_cut_off(first, 'they were')} Until it is known why, keep their nodes out of the next job: {commands}."
         )
     raised = [
-        f"rank {one.rank} {exit_words(one.exit) if one.exit is not None else f'ended with {exception_words(one)}'}"
-        for one in own
-        if _raised(one)
+        f"rank {rank.rank} {exit_words(rank.exit) if rank.exit is not None else f'ended with {exception_words(rank)}'}"
+        for rank in examined
+        if _raised(rank)
     ]
-    broken = format_ranks(one.rank for one in own if not _raised(one))
+    broken = format_ranks(rank.rank for rank in examined if not _raised(rank))
     if raised:
         return (
             f"Failed first: one of {ranks}: {'; '.join(raised)}, which may be because another rank was gone; the files "
@@ -505,24 +507,24 @@ def _exclusion(rank: ExaminedRank) -> str:
 def _uncaught(diagnosis: Diagnosis) -> Iterable[Statement]:
     first = diagnosis.first_failure.ranks if diagnosis.first_failure else ()
     raised: dict[str, list[int]] = {}
-    for one in diagnosis.ranks:
-        if one.exception and one.rank not in first:
-            raised.setdefault(exception_words(one), []).append(one.rank)
-    for exception, own in raised.items():
-        who = format_ranks(own).capitalize()
-        yield Statement(f"{who} ended with {exception}: its message is in the log.", tuple(own))
+    for rank in diagnosis.ranks:
+        if rank.exception and rank.rank not in first:
+            raised.setdefault(exception_words(rank), []).append(rank.rank)
+    for exception, ranks in raised.items():
+        who = format_ranks(ranks).capitalize()
+        yield Statement(f"{who} ended with {exception}: its message is in the log.", tuple(ranks))
     exits: dict[str, list[int]] = {}
-    for one in diagnosis.ranks:
-        if one.exit is not None and one.rank not in first:
-            exits.setdefault(exit_words(one.exit), []).append(one.rank)
-    for call, own in exits.items():
-        yield Statement(f"{format_ranks(own).capitalize()} {call}.", tuple(own))
+    for rank in diagnosis.ranks:
+        if rank.exit is not None and rank.rank not in first:
+            exits.setdefault(exit_words(rank.exit), []).append(rank.rank)
+    for call, ranks in exits.items():
+        yield Statement(f"{format_ranks(ranks).capitalize()} {call}.", tuple(ranks))
 
 
 def _broken_off(diagnosis: Diagnosis) -> Iterable[str]:
     first = diagnosis.first_failure.ranks if diagnosis.first_failure else ()
     stopped = [
-        one.rank for one in diagnosis.ranks if one.state == STOPPED and one.exit is None and one.rank not in first
+        rank.rank for rank in diagnosis.ranks if rank.state == STOPPED and rank.exit is None and rank.rank not in first
     ]
     is_failure = diagnosis.first_failure is not None and diagnosis.first_failure.ahead_ns is None
     if stopped and first and not is_failure:
@@ -540,7 +542,7 @@ def _broken_off(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def _gaps(diagnosis: Diagnosis) -> Iterable[str]:
-    dropped = {one.rank: sum(one.dropped.values()) for one in diagnosis.drops}
+    dropped = {drops.rank: sum(drops.dropped.values()) for drops in diagnosis.drops}
     if dropped:
         yield (
             f"{sum(dropped.values())} spans were dropped on {format_ranks(dropped)}: numbers of these ranks are too "
@@ -551,7 +553,7 @@ def _gaps(diagnosis: Diagnosis) -> Iterable[str]:
         listed = "; ".join(f"{version} on {format_ranks(ranks)}" for version, ranks in versions.items())
         yield f"Ranks run different versions of {package}: {listed}."
     is_window = diagnosis.run.versions.get(IMPORTED_FROM) == KINETO  # whose kernels need not all have numbers
-    breaks_off = any(one.state in (STOPPED, SILENT) for one in diagnosis.ranks)
+    breaks_off = any(rank.state in (STOPPED, SILENT) for rank in diagnosis.ranks)
     if not (dropped or diagnosis.recording or is_window or breaks_off):
         missing = sum(seen.missing for group in diagnosis.groups for seen in group.collectives)
         if missing:
@@ -559,7 +561,7 @@ def _gaps(diagnosis: Diagnosis) -> Iterable[str]:
 
 
 def _mismatches(diagnosis: Diagnosis) -> Iterable[str]:
-    wrong = [one for one in diagnosis.mismatches.first if not one.may_be_harmless]
+    wrong = [mismatch for mismatch in diagnosis.mismatches.first if not mismatch.may_be_harmless]
     if not wrong:
         return
     first = wrong[0]
@@ -568,7 +570,7 @@ def _mismatches(diagnosis: Diagnosis) -> Iterable[str]:
     yield f"Members did not call the same at {places}; first {mismatch_words(first)}."
 
 
-def mismatch_words(one: Mismatch) -> str:
+def mismatch_words(mismatch: Mismatch) -> str:
     """Return ``seq 7 of the dp group of ranks 0–3: all_reduce 40 B float32 by ranks 0–2; broadcast …``."""
     calls = "; ".join(
         " ".join(
@@ -578,9 +580,9 @@ def mismatch_words(one: Mismatch) -> str:
             )
         )
         + f" by {format_ranks(call.ranks)}"
-        for call in one.calls
+        for call in mismatch.calls
     )
-    return f"seq {one.seq} of the {group_words(one.group)}: {calls}"
+    return f"seq {mismatch.seq} of the {group_words(mismatch.group)}: {calls}"
 
 
 def _notes(diagnosis: Diagnosis) -> Iterable[str]:
@@ -589,11 +591,11 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
         if stop.kind == WAITING and stop.waited_ns and position not in in_deadlock:
             waiters = format_ranks(stop.arrived).capitalize()
             yield f"{waiters}: {format_duration(stop.waited_ns)} at {place_words(stop)}, which may be usual."
-    harmless = [one for one in diagnosis.mismatches.first if one.may_be_harmless]
+    harmless = [mismatch for mismatch in diagnosis.mismatches.first if mismatch.may_be_harmless]
     if harmless:
         first = mismatch_words(harmless[0])
         yield f"Sizes differ at {len(harmless)} places, which is right for sparse tensors only; first {first}."
-    hidden = [one.rank for one in diagnosis.ranks if one.shell_hides_end and one.state in (STOPPED, SILENT)]
+    hidden = [rank.rank for rank in diagnosis.ranks if rank.shell_hides_end and rank.state in (STOPPED, SILENT)]
     if hidden:
         yield (
             f"The command ended with exit code 0, but a shell had started {format_ranks(hidden)}: that does not say "
@@ -607,7 +609,7 @@ def _notes(diagnosis: Diagnosis) -> Iterable[str]:
                 f"The {group_words(group.group)} {has} members of another world, which are recorded apart: how long "
                 "they wait for each other is not known from the files of this one."
             )
-    ended = [one.rank for one in diagnosis.ranks if one.launcher]
+    ended = [rank.rank for rank in diagnosis.ranks if rank.launcher]
     if ended:
         yield (
             f"The files of {format_ranks(ended)} have no end: Ray kills its actors when it is done with them. It ended "

@@ -259,17 +259,17 @@ def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Ma
         last=_last_span(run, trace, groups),
         in_flight=tuple(
             OpenCall(
-                operation=one.operation,
-                group=describe_group(groups.get(one.group), one.group),
-                seq=one.number if one.is_p2p and one.seq >= 0 else one.seq,
-                peer=one.peer if one.peer >= 0 else None,
-                bytes=one.num_bytes if one.num_bytes >= 0 else None,
-                dtype=one.dtype,
-                for_ns=one.age_ns,
-                blocking=one.blocking,
-                state=one.state or None,
+                operation=call.operation,
+                group=describe_group(groups.get(call.group), call.group),
+                seq=call.number if call.is_p2p and call.seq >= 0 else call.seq,
+                peer=call.peer if call.peer >= 0 else None,
+                bytes=call.bytes if call.bytes >= 0 else None,
+                dtype=call.dtype,
+                for_ns=arrivals.age_ns(call),
+                blocking=call.blocking,
+                state=call.state or None,
             )
-            for one in arrivals.in_flight[:_MOST_IN_FLIGHT]
+            for call in arrivals.in_flight[:_MOST_IN_FLIGHT]
         ),
     )
 

@@ -16,11 +16,11 @@ from commtrace.analysis.matching.arrivals import (
     GroupLabel,
     MessageDirection,
     RankArrivals,
-    UnendedCall,
     describe_group,
     known_groups,
 )
 from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.hang_report import InFlight
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.metadata import Group
 from commtrace.trace.processes import GONE, SUSPENDED
@@ -104,7 +104,7 @@ def find_stops(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[
     groups = known_groups(run)
     stops = [
         stop
-        for number in sorted({number for own in arrivals.values() for number in own.launched})
+        for number in sorted({number for rank_arrivals in arrivals.values() for number in rank_arrivals.launched})
         if (stop := _collective(run, groups.get(number), number, arrivals, endings)) is not None
     ]
     stops += _messages(run, groups, arrivals, endings)
@@ -128,23 +128,25 @@ def _collective(
     behind, front = min(arrived.values()), max(arrived.values())
     if front == behind:
         # All known members had arrived: one that some rank has not left has stopped.
-        common = min((one.seq for one in waits.values()), default=-1)
+        common = min((call.seq for call in waits.values()), default=-1)
         if common < 0 or _went_on(number, common, arrivals):
             return None
         behind = common
     absent = {rank: count - 1 for rank, count in arrived.items() if count <= behind}
     there = tuple(rank for rank, count in arrived.items() if count > behind)
-    here = {rank: one for rank, one in waits.items() if one.seq == behind and rank in there}
+    here = {rank: call for rank, call in waits.items() if call.seq == behind and rank in there}
     # Unrecorded steps show nothing in flight, but their numbers have stopped.
     unrecorded = [arrivals[rank].stalled_ns for rank in there if run.ranks[rank].recording]
-    waited = max((one.age_ns for one in here.values()), default=max(unrecorded, default=0) or None)
+    waited = max(
+        (arrivals[rank].age_ns(call) for rank, call in here.items()), default=max(unrecorded, default=0) or None
+    )
     longest = max((arrivals[rank].longest_ns.get(number, -1) for rank in there), default=-1)
     kind = _kind(run, there, absent, waited, longest, endings)
     if kind is None:
         return None
     operations: dict[str, list[int]] = defaultdict(list)
-    for rank, one in here.items():
-        operations[one.operation].append(rank)
+    for rank, call in here.items():
+        operations[call.operation].append(rank)
     return Stop(
         kind=kind,
         group=describe_group(group, number),
@@ -170,18 +172,18 @@ def _missing(absent: Mapping[int, int]) -> tuple[MissingRank, ...]:
     return tuple(MissingRank(rank, last if last >= 0 else None) for rank, last in absent.items())
 
 
-def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, UnendedCall]:
+def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, InFlight]:
     waits = {}
     for rank in members:
-        own = [one for one in arrivals[rank].in_flight if one.group == number and not one.is_p2p]
-        if own:
-            waits[rank] = min(own, key=lambda one: one.seq)
+        calls = [call for call in arrivals[rank].in_flight if call.group == number and not call.is_p2p]
+        if calls:
+            waits[rank] = min(calls, key=lambda call: call.seq)
     return waits
 
 
 def _went_on(number: int, seq: int, arrivals: Mapping[int, RankArrivals]) -> bool:
     """Return whether later ones of the group have ended: then this one has too, only its end was never asked for."""
-    return any(own.ended.get(number, 0) > seq + 1 for own in arrivals.values())
+    return any(rank_arrivals.ended.get(number, 0) > seq + 1 for rank_arrivals in arrivals.values())
 
 
 def _kind(
@@ -224,19 +226,19 @@ def _messages(
     arrivals: Mapping[int, RankArrivals],
     endings: Mapping[int, Ending],
 ) -> list[Stop]:
-    sides: dict[tuple[int, int, int, int, int], dict[int, UnendedCall]] = defaultdict(dict)
-    for rank, own in arrivals.items():
-        for one in own.in_flight:
-            if one.is_p2p:
-                sender, receiver = (rank, one.peer) if one.operation == "send" else (one.peer, rank)
-                sides[sender, receiver, one.group, one.message.tag, one.number if one.seq >= 0 else -1][rank] = one
+    sides: dict[tuple[int, int, int, int, int], dict[int, InFlight]] = defaultdict(dict)
+    for rank, rank_arrivals in arrivals.items():
+        for call in rank_arrivals.in_flight:
+            if call.is_p2p:
+                sender, receiver = (rank, call.peer) if call.operation == "send" else (call.peer, rank)
+                sides[sender, receiver, call.group, call.tag, call.number if call.seq >= 0 else -1][rank] = call
     stops = []
     for (sender, receiver, number, tag, seq), waits in sides.items():
         absent = {
             rank: last for rank in (sender, receiver) if (last := _last(rank, waits, arrivals, sender)) is not None
         }
         absent = {rank: last for rank, last in absent.items() if last < seq}
-        waited = max(one.age_ns for one in waits.values())
+        waited = max(arrivals[rank].age_ns(call) for rank, call in waits.items())
         there = tuple(waits)
         longest = max((arrivals[rank].longest_message_ns.get(number, -1) for rank in there), default=-1)
         known = {rank: last for rank, last in absent.items() if rank in arrivals}
@@ -244,8 +246,8 @@ def _messages(
         if kind is None or kind == UNEQUAL:
             continue
         operations: dict[str, list[int]] = defaultdict(list)
-        for rank, one in waits.items():
-            operations[one.operation].append(rank)
+        for rank, call in waits.items():
+            operations[call.operation].append(rank)
         stops.append(
             Stop(
                 kind=kind,
@@ -264,13 +266,13 @@ def _messages(
     return stops
 
 
-def _last(rank: int, waits: Mapping[int, UnendedCall], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
+def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
     """Return the number of the last message that the other side had launched; None if it waits, or is any rank."""
     if rank in waits or rank < 0 or rank not in arrivals:
         return None
-    one = next(iter(waits.values()))
+    call = next(iter(waits.values()))
     (waiter,) = waits
-    message = MessageDirection(one.group, rank == sender, waiter, one.message.tag)
+    message = MessageDirection(call.group, rank == sender, waiter, call.tag)
     return max(arrivals[rank].messages.get(message, 0), arrivals[rank].sent.get(message, 0)) - 1
 
 
@@ -322,21 +324,21 @@ def _stuck_in(
         for rank in stop.arrived:
             by_wait[rank, stop.group_id, stop.seq, stop.message is not None] = position
     stuck = {}
-    for rank, own in arrivals.items():
+    for rank, rank_arrivals in arrivals.items():
         if endings[rank].state in (ENDED, SILENT):
             continue  # A rank that ended or fell silent waits for nothing any more.
-        for one in own.in_flight:  # The one that blocks training comes first.
-            seq = one.number if one.is_p2p and one.seq >= 0 else one.seq
-            found = by_wait.get((rank, one.group, seq, one.is_p2p))
-            waits = one.age_ns >= SHORTEST_HANG_NS or endings[rank].state == DUMPED
-            if found is not None and waits and rank not in stuck:
-                stuck[rank] = (found, bool(one.blocking))
+        for call in rank_arrivals.in_flight:  # The one that blocks training comes first.
+            seq = call.number if call.is_p2p and call.seq >= 0 else call.seq
+            known = by_wait.get((rank, call.group, seq, call.is_p2p))
+            waits = rank_arrivals.age_ns(call) >= SHORTEST_HANG_NS or endings[rank].state == DUMPED
+            if known is not None and waits and rank not in stuck:
+                stuck[rank] = (known, bool(call.blocking))
     return stuck
 
 
 def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[StopLink, ...]:
     by_reason: dict[tuple[int | None, bool], list[int]] = {}
-    for rank in (*(one.rank for one in stop.missing), *stop.unknown):
+    for rank in (*(missing_rank.rank for missing_rank in stop.missing), *stop.unknown):
         by_reason.setdefault(stuck.get(rank, (None, True)), []).append(rank)
     return tuple(StopLink(tuple(ranks), position, is_certain) for (position, is_certain), ranks in by_reason.items())
 
@@ -344,7 +346,7 @@ def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[StopLink,
 def _cycles(links: Mapping[int, Sequence[StopLink]]) -> tuple[tuple[int, ...], ...]:
     """Return circles of certain links: a rank that only perhaps waits may be busy."""
     state: dict[int, int] = {}
-    found = []
+    cycles = []
     for begin in links:
         path: list[int] = []
         stack = [(begin, iter(_next(links[begin])))]
@@ -360,12 +362,12 @@ def _cycles(links: Mapping[int, Sequence[StopLink]]) -> tuple[tuple[int, ...], .
                 stack.pop()
                 path.pop()
             elif state.get(after) == 1:
-                found.append(tuple(path[path.index(after) :]))
+                cycles.append(tuple(path[path.index(after) :]))
             elif after not in state:
                 state[after] = 1
                 path.append(after)
                 stack.append((after, iter(_next(links[after]))))
-    return tuple(found)
+    return tuple(cycles)
 
 
 def _next(links: Sequence[StopLink]) -> list[int]:

@@ -14,12 +14,10 @@ from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinis
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace import schema
 from commtrace.trace.bounds import OUTSIDE
+from commtrace.trace.hang_report import TAG_SHIFT, InFlight
 from commtrace.trace.metadata import UNKNOWN_ROLE, Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool
-
-TAG_SHIFT: Final = 32
-"""Messages of a tag are numbered from ``tag · 2³²`` on (see docs/recorded-spans.md)."""
 
 SCHEDULED: Final = "scheduled"
 
@@ -31,34 +29,6 @@ class MessageDirection(NamedTuple):
     is_send: bool
     peer: int
     tag: int
-
-
-class UnendedCall(NamedTuple):
-    """A communication that was launched and had not ended when its rank last wrote."""
-
-    operation: str
-    group: int
-    seq: int
-    peer: int
-    num_bytes: int
-    dtype: str | None
-    age_ns: int  # time in flight at that write
-    blocking: bool | None  # training stalls on it; None if unknown
-    state: str  # on a device, scheduled or started; else empty
-    start_ns: int
-
-    @property
-    def is_p2p(self) -> bool:
-        return self.operation in ("send", "recv")
-
-    @property
-    def message(self) -> MessageDirection:
-        return MessageDirection(self.group, self.operation == "send", self.peer, max(self.seq, 0) >> TAG_SHIFT)
-
-    @property
-    def number(self) -> int:
-        """Return the place of a message among those of its tag."""
-        return self.seq & ((1 << TAG_SHIFT) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +45,15 @@ class RankArrivals:
     longest_message_ns: Mapping[int, int] = field(default_factory=dict)  # ended messages
     messages: Mapping[MessageDirection, int] = field(default_factory=dict)  # number launched, by its own report
     sent: Mapping[MessageDirection, int] = field(default_factory=dict)  # number received; empty if it ended cleanly
-    in_flight: tuple[UnendedCall, ...] = ()  # the one that blocks training first
+    in_flight: tuple[InFlight, ...] = ()  # at its last write; the one that blocks training first
+    last_written_ns: int | None = None
     stalled_ns: int = 0  # time without a record or launch before its last write; 0 if unknown
+
+    def age_ns(self, call: InFlight) -> int:
+        """Return how long a communication had been in flight at the rank's last write; 0 if unknown."""
+        if self.last_written_ns is None or not call.start:
+            return 0
+        return max(0, self.last_written_ns - call.start)
 
 
 def find_arrivals(run: Run) -> dict[int, RankArrivals]:
@@ -168,7 +145,8 @@ def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
     arrived: dict[int, int] = {}
     for call in in_flight:
         if call.is_p2p:
-            messages[call.message] = max(messages.get(call.message, 0), call.number + 1)
+            message = MessageDirection(call.group, call.operation == "send", call.peer, call.tag)
+            messages[message] = max(messages.get(message, 0), call.number + 1)
             continue
         launched[call.group] = max(launched.get(call.group, 0), call.seq + 1)
         if call.state == SCHEDULED:
@@ -181,6 +159,7 @@ def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
         longest_message_ns=_longest_messages(trace),
         messages=messages,
         in_flight=in_flight,
+        last_written_ns=trace.last_written_ns,
         stalled_ns=_stalled_ns(trace),
     )
 
@@ -245,7 +224,7 @@ def _longest_messages(trace: RankTrace) -> dict[int, int]:
     return longest
 
 
-def open_communications(trace: RankTrace) -> Iterable[UnendedCall]:
+def open_communications(trace: RankTrace) -> Iterable[InFlight]:
     """Yield what a rank had launched and what had not ended when it last wrote."""
     spans = trace.spans
     is_dump = trace.metadata.is_dump  # which has rows of all operations
@@ -256,19 +235,7 @@ def open_communications(trace: RankTrace) -> Iterable[UnendedCall]:
             and ((spans.group == call.group) & (spans.seq == call.seq) & (spans.peer == call.peer)).any()
         ):
             continue  # It ended just before the rank's last write.
-        age = 0 if trace.last_written_ns is None or not call.start else max(0, trace.last_written_ns - call.start)
-        yield UnendedCall(
-            operation=call.operation,
-            group=call.group,
-            seq=call.seq,
-            peer=call.peer,
-            num_bytes=call.bytes,
-            dtype=call.dtype,
-            age_ns=age,
-            blocking=call.blocking,
-            state=call.state,
-            start_ns=call.start,
-        )
+        yield call
 
 
 class LabelledMember(NamedTuple):

@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, UnendedCall, describe_group, known_groups
+from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.match import Rows, bucket, concatenate, differences, gather
 from commtrace.trace import schema
+from commtrace.trace.hang_report import InFlight
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
@@ -105,18 +106,18 @@ def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
     return replace(run, ranks=ranks, names=names)
 
 
-def _unfinished(trace: RankTrace, in_flight: Sequence[UnendedCall], names: list[str]) -> RankTrace:
+def _unfinished(trace: RankTrace, in_flight: Sequence[InFlight], names: list[str]) -> RankTrace:
     numbers = [-2 - position for position in range(len(in_flight))]
     rows: list[dict[str, object]] = [
         {
             "kind": schema.P2P if call.is_p2p else schema.COLLECTIVE,
             "name": call.operation,
             "lane": schema.COMMUNICATION,
-            "start": call.start_ns,
-            "end": call.start_ns,
+            "start": call.start,
+            "end": call.start,
             "group": call.group,
             "seq": call.seq,
-            "bytes": call.num_bytes,
+            "bytes": call.bytes,
             "peer": call.peer,
             "id": number,
             **({"dtype": call.dtype} if call.dtype else {}),

@@ -114,10 +114,10 @@ class AwaitedRank:
     def describe(self) -> str:
         """Return ``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, …)``."""
         texts = [
-            f"{one.cause.activity} ({one.wait_ns / self.wait_ns:.0%}"
-            + (f", {one.when.describe()}, summed over ranks)" if one.when.is_rare else ")")
-            for one in self.activities
-            if one.wait_ns >= _WORTH_A_WORD * self.wait_ns
+            f"{activity.cause.activity} ({activity.wait_ns / self.wait_ns:.0%}"
+            + (f", {activity.when.describe()}, summed over ranks)" if activity.when.is_rare else ")")
+            for activity in self.activities
+            if activity.wait_ns >= _WORTH_A_WORD * self.wait_ns
         ]
         joined = " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
         which = f", which was {joined}" if texts else ""
@@ -139,8 +139,8 @@ class AwaitedRank:
             "wait_ns": self.wait_ns,
             "share": self.share,
             "activities": [
-                {"activity": one.activity, "wait_ns": one.wait_ns, **fields_to_json(one.when)}
-                for one in self.activities
+                {"activity": activity.activity, "wait_ns": activity.wait_ns, **fields_to_json(activity.when)}
+                for activity in self.activities
             ],
         }
 
@@ -156,10 +156,10 @@ class _Dues:
 
     @classmethod
     def joined(cls, parts: Sequence[_Dues]) -> _Dues:
-        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def take(self, rows: Int64) -> _Dues:
-        return _Dues(*(getattr(self, one.name)[rows] for one in fields(self)))
+        return _Dues(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def sums(self) -> Counter[tuple[int, int]]:
         """Return the sum over the steps, by rank and activity."""
@@ -174,8 +174,8 @@ class _Dues:
         order = np.lexsort((self.step, -self.ns, self.activity, self.last_rank))
         activity, last_rank = self.activity[order], self.last_rank[order]
         begins = np.flatnonzero(np.append(True, (activity[1:] != activity[:-1]) | (last_rank[1:] != last_rank[:-1])))
-        place = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
-        return self.take(order[place < _LONGEST_STEPS]), self.take(order[place >= _LONGEST_STEPS])
+        place_in_order = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+        return self.take(order[place_in_order < _LONGEST_STEPS]), self.take(order[place_in_order >= _LONGEST_STEPS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +192,11 @@ class AwaitedTotals:
 
     def __add__(self, later: AwaitedTotals) -> AwaitedTotals:
         parts, steps, ranks = self.parts + later.parts, self.steps + later.steps, self.ranks | later.ranks
-        others = Counter(self.others_ns) + Counter(later.others_ns)
-        if not others and sum(len(part.ns) for part in parts) <= _MOST_EXACT:
-            return AwaitedTotals(parts, others, steps, ranks)
+        others_ns = Counter(self.others_ns) + Counter(later.others_ns)
+        if not others_ns and sum(len(part.ns) for part in parts) <= _MOST_EXACT:
+            return AwaitedTotals(parts, others_ns, steps, ranks)
         kept, new = _Dues.joined(parts).longest_steps()
-        return AwaitedTotals((kept,), others + new.sums(), steps, ranks)
+        return AwaitedTotals((kept,), others_ns + new.sums(), steps, ranks)
 
     def longest(self, *, names_ranks: bool = True) -> list[AwaitedRank]:
         """Return the ranks that others waited longest for, at most three.
@@ -212,27 +212,31 @@ class AwaitedTotals:
         total = int(waited.sum())
         steps = np.concatenate(self.steps).tolist()
         longest = [at for at in np.argsort(-waited, kind="stable").tolist() if int(ranks[at]) in self.ranks]
-        found = [
+        longest = [
             self._awaited(int(ranks[at]), int(waited[at]), dues.take(np.flatnonzero(which == at)), steps, total)
             for at in longest[:_MOST_RANKS]
         ]
-        return found if names_ranks else [replace(one, stands_out=False) for one in found]
+        return longest if names_ranks else [replace(awaited, stands_out=False) for awaited in longest]
 
     def _awaited(self, rank: int, wait_ns: int, dues: _Dues, steps: Sequence[int], total: int) -> AwaitedRank:
         by_step = np.zeros((len(_ACTIVITIES), len(steps)), np.int64)
         known = np.flatnonzero(dues.activity != _UNKNOWN)
         np.add.at(by_step, (dues.activity[known], np.searchsorted(steps, dues.step[known])), dues.ns[known])
-        others = np.array([self.others_ns.get((rank, activity), 0) for activity in range(len(_ACTIVITIES))])
+        others_ns = np.array([self.others_ns.get((rank, activity), 0) for activity in range(len(_ACTIVITIES))])
         # Waits with an unknown activity are divided like the others.
-        share_of_known = wait_ns / max(int(by_step.sum() + others.sum()), 1)
+        share_of_known = wait_ns / max(int(by_step.sum() + others_ns.sum()), 1)
         activities = []
-        for activity, own, more in zip(_ACTIVITIES, by_step * share_of_known, others * share_of_known, strict=True):
-            if own.any():
-                when = occurrence(steps, own, float(more))
-                activities.append(AwaitedActivity(activity, round(float(own.sum() + more)), when))
+        for activity, steps_ns, more in zip(
+            _ACTIVITIES, by_step * share_of_known, others_ns * share_of_known, strict=True
+        ):
+            if steps_ns.any():
+                when = occurrence(steps, steps_ns, float(more))
+                activities.append(AwaitedActivity(activity, round(float(steps_ns.sum() + more)), when))
         share = wait_ns / total
         stands_out = share * len(self.ranks) >= _STANDS_OUT
-        return AwaitedRank(rank, wait_ns, share, stands_out, tuple(sorted(activities, key=lambda one: -one.wait_ns)))
+        return AwaitedRank(
+            rank, wait_ns, share, stands_out, tuple(sorted(activities, key=lambda awaited: -awaited.wait_ns))
+        )
 
 
 def awaited_totals(context: Context) -> AwaitedTotals:
@@ -279,31 +283,31 @@ class _Waits:
     @classmethod
     def of(cls, context: Context) -> _Waits:
         blocks = [_BlockWaits.of(context, block) for block in context.run.blocks]
-        found = _BlockWaits(*map(np.concatenate, zip(*blocks, strict=True)))
+        waits = _BlockWaits(*map(np.concatenate, zip(*blocks, strict=True)))
         ranks = context.run.ranks
-        clocks = {key: number for number, key in enumerate(dict.fromkeys(one.clock_key for one in ranks.values()))}
-        clock = np.full(int(max(found.last_rank.max(initial=0), *ranks)) + 1, -1)
+        clocks = {key: number for number, key in enumerate(dict.fromkeys(trace.clock_key for trace in ranks.values()))}
+        clock = np.full(int(max(waits.last_rank.max(initial=0), *ranks)) + 1, -1)
         for rank, trace in ranks.items():
             clock[rank] = clocks[trace.clock_key]
-        of_last = clock[found.last_rank]
-        is_comparable = (of_last >= 0) & ((of_last == clock[found.rank]) | context.matches.clocks_agree)
+        of_last = clock[waits.last_rank]
+        is_comparable = (of_last >= 0) & ((of_last == clock[waits.rank]) | context.matches.clocks_agree)
 
         times = {rank: _StepTimes.of(trace.spans) for rank, trace in ranks.items()}
-        begin, earliest = np.empty((2, len(found.step)), np.int64)
-        for rank, own in _rows_of_ranks(found.rank):
-            begin[own] = times[rank].begins(found.step[own])
-            earliest[own] = times[rank].begins_before(begin[own])
-        for rank, own in _rows_of_ranks(np.where(is_comparable, found.last_rank, -1)):
+        begin, earliest = np.empty((2, len(waits.step)), np.int64)
+        for rank, rows in _rows_of_ranks(waits.rank):
+            begin[rows] = times[rank].begins(waits.step[rows])
+            earliest[rows] = times[rank].begins_before(begin[rows])
+        for rank, rows in _rows_of_ranks(np.where(is_comparable, waits.last_rank, -1)):
             if rank >= 0:
-                earliest[own] = np.maximum(earliest[own], times[rank].begins_before(begin[own]))
-        since = np.where(found.before_start >= earliest, found.before_end, earliest)
+                earliest[rows] = np.maximum(earliest[rows], times[rank].begins_before(begin[rows]))
+        since = np.where(waits.before_start >= earliest, waits.before_end, earliest)
         return cls(
-            rank=found.rank,
-            last_rank=found.last_rank,
-            step=found.step,
-            since=np.minimum(since, found.start),
-            start=found.start,
-            ns=found.ns,
+            rank=waits.rank,
+            last_rank=waits.last_rank,
+            step=waits.step,
+            since=np.minimum(since, waits.start),
+            start=waits.start,
+            ns=waits.ns,
             is_comparable=is_comparable,
         )
 
@@ -311,8 +315,8 @@ class _Waits:
 def _rows_of_ranks(rank: Int32) -> Iterator[tuple[int, Int64]]:
     """Yield each rank that occurs, and its rows."""
     order, begins = sort_groups(rank)
-    for own in np.split(order, begins)[1:]:
-        yield int(rank[own[0]]), own
+    for rows in np.split(order, begins)[1:]:
+        yield int(rank[rows[0]]), rows
 
 
 _NONE_BEFORE: Final = np.iinfo(np.int64).min
@@ -333,7 +337,7 @@ class _BlockWaits(NamedTuple):
     def of(cls, context: Context, block: Block) -> _BlockWaits:
         spans, rank, matches = block.spans, block.rank(), context.matches.ranks
         ready, last_rank = (
-            block.together({one: getattr(matches[one], column) for one in block.ranks})
+            block.together({rank: getattr(matches[rank], column) for rank in block.ranks})
             for column in ("ready", "last_rank")
         )
         late = (last_rank >= 0) & (last_rank != rank) & (ready > spans.start) & np.isin(spans.step, context.steps)
@@ -344,15 +348,15 @@ class _BlockWaits(NamedTuple):
         order = communication[np.lexsort([key[communication] for key in keys])]
         is_first = np.ones(len(order), np.bool_)
         is_first[1:] = (spans.group[order[1:]] != spans.group[order[:-1]]) | (rank[order[1:]] != rank[order[:-1]])
-        place = np.flatnonzero(late[order])
-        chosen, before = order[place], order[place - 1]
+        late_rows = np.flatnonzero(late[order])
+        chosen, before = order[late_rows], order[late_rows - 1]
         return cls(
             rank[chosen],
             last_rank[chosen],
             spans.step[chosen],
             spans.start[chosen],
             ready[chosen] - spans.start[chosen],
-            np.where(is_first[place], _NONE_BEFORE, spans.start[before]),
+            np.where(is_first[late_rows], _NONE_BEFORE, spans.start[before]),
             spans.end[before],
         )
 
@@ -377,8 +381,8 @@ class _StepTimes(NamedTuple):
 
     def begins_before(self, times: Int64) -> Int64:
         """Return the start of the step before the first one that ends after each time; of the first step, its own."""
-        place = np.searchsorted(self.until, times, side="right")
-        return np.asarray(self.start[np.maximum(place - 1, 0)])
+        following = np.searchsorted(self.until, times, side="right")
+        return np.asarray(self.start[np.maximum(following - 1, 0)])
 
 
 def _done_for_longer(waits: _Waits, context: Context) -> Int64:
@@ -398,13 +402,13 @@ def _done_for_longer(waits: _Waits, context: Context) -> Int64:
         is_traced = _has_kernels(block)
         for rows, rank, until, sign in sides:
             near = slice(np.searchsorted(rank, ranks[0]), np.searchsorted(rank, ranks[-1], side="right"))
-            place = np.searchsorted(ranks, rank[near])
-            is_own = ranks[place] == rank[near]
-            own = rows[near][is_own]
-            lasted = courses.between(place[is_own], waits.since[own], until[own])
-            idle = np.flatnonzero(is_traced[place[is_own]])
+            places = np.searchsorted(ranks, rank[near])
+            is_near = ranks[places] == rank[near]
+            own_rows = rows[near][is_near]
+            lasted = courses.between(places[is_near], waits.since[own_rows], until[own_rows])
+            idle = np.flatnonzero(is_traced[places[is_near]])
             lasted[idle, _IDLE], lasted[idle, _NOTHING] = lasted[idle, _NOTHING], 0
-            longer[own] += sign * lasted
+            longer[own_rows] += sign * lasted
     return np.maximum(longer, 0, out=longer)
 
 
@@ -489,18 +493,18 @@ _ALIKE: Final = 0.001
 """Work that is longer by at most this share counts as equal."""
 
 
-def most_waited_for(found: SlowRanks, blame: Mapping[int, int], num_steps: int, replay: Replay) -> str:
+def most_waited_for(slow: SlowRanks, blame: Mapping[int, int], num_steps: int, replay: Replay) -> str:
     """Say why the rank that others waited longest for is no straggler; empty if no rank waited.
 
     ``blame`` is, by rank, the time that others waited for it, ns summed over ``num_steps`` steps.
     """
-    run = found.work.run
+    run = slow.work.run
     # Others also wait for ranks whose steps do not count.
     blame = {rank: ns for rank, ns in blame.items() if rank in run.ranks}
     total = sum(blame.values())
     if not total:
         return ""
-    rank = max(blame, key=lambda one: (blame[one], -one))
+    rank = max(blame, key=lambda rank_waited_for: (blame[rank_waited_for], -rank_waited_for))
     who = f"rank {rank} on {run.ranks[rank].metadata.node}"
     share = blame[rank] / total
     waiting = "all waiting" if len(run.ranks) == run.world_size else "all waiting among the ranks recorded"
@@ -509,20 +513,23 @@ def most_waited_for(found: SlowRanks, blame: Mapping[int, int], num_steps: int, 
     return (
         f"Others waited longest for {who}: {share:.0%} of {waiting}, "
         f"{blame[rank] / num_steps / 1e6:.1f} ms per step summed over those who wait (mean). "
-        f"{_why_not(found, rank, replay)}"
+        f"{_why_not(slow, rank, replay)}"
     )
 
 
-def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
-    work, limits = found.work, found.work.thresholds
-    others = work.peers
-    compared = (others.rank == rank) & np.isfinite(others.peer_ns) & np.isfinite(others.own_ns)
-    own, peers = (float((times * others.per_step)[compared].sum()) for times in (others.own_ns, others.peer_ns))
-    if not peers:
+def _why_not(slow: SlowRanks, rank: int, replay: Replay) -> str:
+    work, limits = slow.work, slow.work.thresholds
+    work_of_peers = work.peers
+    compared = (work_of_peers.rank == rank) & np.isfinite(work_of_peers.peer_ns) & np.isfinite(work_of_peers.own_ns)
+    own_ns, peers_ns = (
+        float((times * work_of_peers.per_step)[compared].sum())
+        for times in (work_of_peers.own_ns, work_of_peers.peer_ns)
+    )
+    if not peers_ns:
         return "Whether it is slow is unknown: no other rank does the same work."
-    longer, least = own / peers - 1, least_share_of_work(found, rank)
+    longer, least = own_ns / peers_ns - 1, least_share_of_work(slow, rank)
     mean = _longer_in_the_mean(work, rank)
-    both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {work.num_steps} steps"
+    both = f"{own_ns / 1e6:.1f} against {peers_ns / 1e6:.1f} ms per step, medians over {work.num_steps} steps"
     rare = _rarely_longer(work, rank, least)
     if rare and max(longer, mean) > least:
         return f"{rare} A straggler is slow in most steps."
@@ -541,7 +548,7 @@ def _why_not(found: SlowRanks, rank: int, replay: Replay) -> str:
         return f"{compared_with}: of so few steps a hint, no verdict."
     if longer <= least:
         return f"{compared_with}: a straggler is named from {least:.2%} on."
-    as_fast = Scenario(work=(normal_speed(found, {rank: (WORK, DATA, GC)}),))
+    as_fast = Scenario(work=(normal_speed(slow, {rank: (WORK, DATA, GC)}),))
     cost = cost_of(work, replay.saved_ns(as_fast))
     return (
         f"{compared_with}, at least half of that in {share_of_longer_steps(work, rank):.0%} of the steps. At their "
@@ -583,8 +590,8 @@ def _longer_in_the_mean(work: WorkStatistics, rank: int) -> float:
 
 def _work_beside_peers(work: WorkStatistics, rank: int) -> tuple[Float64, Float64] | None:
     """Return the work of a rank in each step, ns, and the median of the others of its stage; None without others."""
-    own = work.ranks == rank
-    others = ~own & (work.stages == work.stage_of_rank[rank])
-    if not others.any():
+    of_rank = work.ranks == rank
+    of_others = ~of_rank & (work.stages == work.stage_of_rank[rank])
+    if not of_others.any():
         return None
-    return work.work_ns[own][0], np.median(work.work_ns[others], axis=0)
+    return work.work_ns[of_rank][0], np.median(work.work_ns[of_others], axis=0)

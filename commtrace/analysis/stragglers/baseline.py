@@ -39,16 +39,18 @@ class HealthyRun:
 
     def difference(self, work: WorkStatistics) -> str:
         """Say how the work of a run without slow ranks differs from this one's; empty if it does not."""
-        own, other = typical_work_of_stages(work), self.work_ns
-        if own.keys() != other.keys():
-            stages = (f"{len(one)} pipeline stage{'s' * (len(one) != 1)}" for one in (other, own))
+        work_ns, healthy_ns = typical_work_of_stages(work), self.work_ns
+        if work_ns.keys() != healthy_ns.keys():
+            stages = (
+                f"{len(stages_ns)} pipeline stage{'s' * (len(stages_ns) != 1)}" for stages_ns in (healthy_ns, work_ns)
+            )
             return f"The baseline does not fit this run: it has {next(stages)}, and this run {next(stages)}."
-        if not any(own.values()):  # no two ranks do the same work
-            own, other = _quickest(work), self.quickest_ns
-        works, usual = sum(own.values()), sum(other.values())
+        if not any(work_ns.values()):  # no two ranks do the same work
+            work_ns, healthy_ns = _quickest(work), self.quickest_ns
+        works, usual = sum(work_ns.values()), sum(healthy_ns.values())
         if abs(works - usual) <= RECORDED.clearly * usual:
             return ""
-        both = f"{works / len(own) / 1e6:.1f} against {usual / len(own) / 1e6:.1f} ms per step"
+        both = f"{works / len(work_ns) / 1e6:.1f} against {usual / len(work_ns) / 1e6:.1f} ms per step"
         if works > usual:
             return (
                 f"All ranks work longer than in the baseline, by {works / usual - 1:.0%} ({both}): none is slower than "

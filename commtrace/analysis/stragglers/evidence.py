@@ -37,7 +37,7 @@ _DIFFERS: Final = 0.01
 
 
 def evidence_of(
-    found: SlowRanks,
+    slow: SlowRanks,
     place: str,
     cause: str,
     members: Sequence[SlowRank],
@@ -46,7 +46,7 @@ def evidence_of(
     launches: LaunchLateness | None = None,
 ) -> str:
     """Return the evidence for a verdict: the numbers, the only slow phase, the device of the slowest member."""
-    return " ".join(_sentences(found, place, cause, members, how_often, device, launches))
+    return " ".join(_sentences(slow, place, cause, members, how_often, device, launches))
 
 
 def main_cause(members: Sequence[SlowRank]) -> str:
@@ -61,11 +61,11 @@ def slow_phase(work: WorkStatistics, ranks: Collection[int]) -> str:
     """Return the only phase in which all of these ranks are slow; empty if there is none."""
     peers = work.peers
     excess, usual = peers.excess_ns, peers.usual_ns
-    own = np.isin(peers.rank, list(ranks))
-    in_phase = own & (peers.kind < BETWEEN)
+    of_ranks = np.isin(peers.rank, list(ranks))
+    in_phase = of_ranks & (peers.kind < BETWEEN)
     all_excess, all_work = float(excess[in_phase].sum()), float(usual[in_phase].sum())
     for name, kind in PHASES.items():
-        here = own & (peers.kind == kind)
+        here = of_ranks & (peers.kind == kind)
         own_excess, own_work = float(excess[here].sum()), float(usual[here].sum())
         if own_excess < MOST_OF_PHASE * all_excess or all_excess <= 0:
             continue
@@ -79,7 +79,7 @@ def slow_phase(work: WorkStatistics, ranks: Collection[int]) -> str:
 
 
 def _sentences(
-    found: SlowRanks,
+    slow: SlowRanks,
     place: str,
     cause: str,
     members: Sequence[SlowRank],
@@ -87,9 +87,9 @@ def _sentences(
     device: DeviceEvidence | None,
     launches: LaunchLateness | None,
 ) -> Iterator[str]:
-    yield _in_numbers(found, place, cause, members, how_often)
+    yield _in_numbers(slow, place, cause, members, how_often)
     if cause == "compute" and len(members) > 1 and members[0].beyond == WORK:
-        yield from _in_phases_of_their_own(found.work, members)
+        yield from _in_phases_of_their_own(slow.work, members)
     if phase := CAUSES[cause].phase:
         yield ONLY_PHASE.format(phase=phase)
     if launches is not None and (sentence := launches.sentence([member.rank for member in members])):
@@ -104,16 +104,18 @@ def _in_phases_of_their_own(work: WorkStatistics, members: Sequence[SlowRank]) -
     for rank in sorted(member.rank for member in members):
         ranks.setdefault(slow_phase(work, {rank}), []).append(rank)
     if len(ranks) > 1 and "" not in ranks:
-        of_phases = ", ".join(f"on {format_ranks(own)} only the {CAUSES[phase].phase}" for phase, own in ranks.items())
+        of_phases = ", ".join(
+            f"on {format_ranks(slow_there)} only the {CAUSES[phase].phase}" for phase, slow_there in ranks.items()
+        )
         yield f"Not all of them in the same phase: {of_phases}."
 
 
-def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], how_often: str) -> str:
-    work, first = found.work, members[0]
+def _in_numbers(slow: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], how_often: str) -> str:
+    work, first = slow.work, members[0]
     if cause == SEQUENCES:
         ranks = [member.rank for member in members]
         more = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
-        long = found.microbatches.describe(ranks) if first.beyond == MICROBATCHES else ""
+        long = slow.microbatches.describe(ranks) if first.beyond == MICROBATCHES else ""
         return evidence_of_longer_input(ranks, more, long)
     if len(members) > 1:
         ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
@@ -130,7 +132,7 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
         row = int(np.searchsorted(work.ranks, first.rank))
         pauses_ns = work.pauses_ns(first.cause) + work.between_ns(first.cause)
         mean_ns = float(pauses_ns[row].sum()) / max(work.num_steps, 1)
-        times = f", {_times(found, row, pauses_ns)}" if first.cause in MEANT else ""
+        times = f", {_times(slow, row, pauses_ns)}" if first.cause in MEANT else ""
         return f"{one_pauses_longer(where, first.cause, mean_ns / 1e6, own_ms)}, {how_often}{times}."
     now_and_then = first.beyond == SELDOM
     phases = "" if now_and_then else format_phases(work, first.rank)
@@ -140,9 +142,9 @@ def _in_numbers(found: SlowRanks, place: str, cause: str, members: Sequence[Slow
     return f"{sentence}, {how_often}."
 
 
-def _times(found: SlowRanks, row: int, pauses_ns: Float64) -> str:
+def _times(slow: SlowRanks, row: int, pauses_ns: Float64) -> str:
     """Return ``4 times, by 223 ms each (median), 0.9 s in all``."""
-    peers = found.work.stages == found.work.stages[row]
+    peers = slow.work.stages == slow.work.stages[row]
     peers[row] = False
     beyond = pauses_ns[row] - np.median(pauses_ns[peers], axis=0)
     longer = times_longer(beyond)
@@ -158,17 +160,17 @@ def _exactly(ns: float) -> str:
 
 def _place(run: Run, rank: int) -> str:
     trace = run.ranks[rank]
-    place = ", ".join(f"{name} {at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1)
-    return f"Rank {rank} ({place}, {trace.metadata.node})" if place else f"Rank {rank} ({trace.metadata.node})"
+    position = ", ".join(f"{name} {at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1)
+    return f"Rank {rank} ({position}, {trace.metadata.node})" if position else f"Rank {rank} ({trace.metadata.node})"
 
 
 def format_phases(work: WorkStatistics, rank: int) -> str:
     """Return the phases that take longer: ``48.0 ms per forward (peers 40.0)``; empty without."""
     return ", ".join(
-        f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
+        f"{own_ns / 1e6:.1f} ms per {name} (peers {peers_ns / 1e6:.1f})"
         for phase, kind in PHASES.items()
-        for name, own, peers in [(CAUSES[phase].phase, *_per_phase(work, rank, kind))]
-        if own - peers > _DIFFERS * peers
+        for name, own_ns, peers_ns in [(CAUSES[phase].phase, *_per_phase(work, rank, kind))]
+        if own_ns - peers_ns > _DIFFERS * peers_ns
     )
 
 
@@ -179,12 +181,12 @@ def _per_phase(work: WorkStatistics, rank: int, kind: int) -> tuple[float, float
     if not phases:
         return 0.0, 0.0
     entries = (peers.rank == rank) & (peers.kind == kind)
-    own, others = (
+    own_ns, others_ns = (
         float(np.nan_to_num(values[entries] * peers.per_step[entries]).sum())
         for values in (peers.own_ns, peers.peer_ns)
     )
     per_step = phases / max(work.num_steps, 1)
-    return own / per_step, others / per_step
+    return own_ns / per_step, others_ns / per_step
 
 
 _SLOWER: Final = 0.97
@@ -206,29 +208,35 @@ def device_evidence(run: Run, rank: int, within: tuple[int, int] | None = None) 
     """Compare the readings of a rank's device, ``within`` some time (ns), with its model's; None without any."""
     model = run.ranks[rank].metadata.device
     others = [
-        _read(trace, within) for other, trace in run.ranks.items() if other != rank and trace.metadata.device == model
+        _read(trace, within)
+        for rank_of_other, trace in run.ranks.items()
+        if rank_of_other != rank and trace.metadata.device == model
     ]
     return compare_devices(_read(run.ranks[rank], within), others)
 
 
-def compare_devices(own: Sequence[DeviceState], others: Sequence[Sequence[DeviceState]]) -> DeviceEvidence | None:
+def compare_devices(
+    states: Sequence[DeviceState], states_of_others: Sequence[Sequence[DeviceState]]
+) -> DeviceEvidence | None:
     """Compare the readings of a device with those of others of its model; None without any."""
-    if not own:
+    if not states:
         return None
-    clock, usual_clock = _typical(own, "clock_mhz"), _typical_of_others(others, "clock_mhz")
-    reasons = Counter(reason for state in own for reason in state.slowdowns)
-    could_be = _typical(own, "most_clock_mhz") if usual_clock is None else usual_clock
-    held_down = bool(reasons) and reasons.most_common(1)[0][1] >= _MOSTLY * len(own)
+    clock, usual_clock = _typical(states, "clock_mhz"), _typical_of_others(states_of_others, "clock_mhz")
+    reasons = Counter(reason for state in states for reason in state.slowdowns)
+    could_be = _typical(states, "most_clock_mhz") if usual_clock is None else usual_clock
+    held_down = bool(reasons) and reasons.most_common(1)[0][1] >= _MOSTLY * len(states)
     is_throttled = held_down and clock is not None and could_be is not None and clock < _SLOWER * could_be
-    state = [part for part in (_clock(own, clock, usual_clock, reasons), *_conditions(own, others)) if part]
-    sentences = (("Its device: ", state), ("Its errors: ", [*_errors(own)]))
+    state = [
+        part for part in (_clock(states, clock, usual_clock, reasons), *_conditions(states, states_of_others)) if part
+    ]
+    sentences = (("Its device: ", state), ("Its errors: ", [*_errors(states)]))
     sentence = " ".join(f"{begin}{'; '.join(parts)}." for begin, parts in sentences if parts)
-    return DeviceEvidence(is_throttled, sentence, own[-1].serial) if sentence else None
+    return DeviceEvidence(is_throttled, sentence, states[-1].serial) if sentence else None
 
 
 def are_throttled(devices: Sequence[DeviceEvidence | None]) -> bool:
     """Return whether the clocks of all of these devices were held down."""
-    return bool(devices) and all(one is not None and one.is_throttled for one in devices)
+    return bool(devices) and all(device is not None and device.is_throttled for device in devices)
 
 
 def is_of_device(place: str, cause: str) -> bool:
@@ -247,31 +255,31 @@ def _read(trace: RankTrace, within: tuple[int, int] | None) -> Sequence[DeviceSt
     return [state for state in trace.device_states if within[0] <= state.at_ns <= within[1]]
 
 
-def _clock(own: Sequence[DeviceState], clock: float | None, usual: float | None, reasons: Counter[str]) -> str:
+def _clock(states: Sequence[DeviceState], clock: float | None, usual: float | None, reasons: Counter[str]) -> str:
     if clock is None:
         return ""
     compared = f" (the others {usual:.0f} MHz)" if usual is not None else ""
     reason, count = next(iter(reasons.most_common(1)), ("", 0))
-    why = f", held down by {reason} in {count} of {len(own)} readings" if count else ""
+    why = f", held down by {reason} in {count} of {len(states)} readings" if count else ""
     return f"{clock:.0f} MHz{compared}{why}"
 
 
-def _conditions(own: Sequence[DeviceState], others: Sequence[Sequence[DeviceState]]) -> Iterator[str]:
+def _conditions(states: Sequence[DeviceState], states_of_others: Sequence[Sequence[DeviceState]]) -> Iterator[str]:
     for field, unit, scale in (("temperature_c", "°C", 1.0), ("power_mw", "W", 1000.0)):
-        value, usual = _typical(own, field), _typical_of_others(others, field)
+        value, usual = _typical(states, field), _typical_of_others(states_of_others, field)
         if value is not None:
             compared = f" (the others {usual / scale:.0f} {unit})" if usual is not None else ""
             yield f"{value / scale:.0f} {unit}{compared}"
 
 
-def _errors(own: Sequence[DeviceState]) -> Iterator[str]:
+def _errors(states: Sequence[DeviceState]) -> Iterator[str]:
     for field, words in (
         ("uncorrected_errors", "uncorrectable memory errors"),
         ("corrected_errors", "corrected memory errors"),
         ("nvlink_errors", "NVLink errors"),
         ("pcie_replays", "PCIe replays"),
     ):
-        counts = [count for state in own if (count := getattr(state, field)) is not None]
+        counts = [count for state in states if (count := getattr(state, field)) is not None]
         if counts and counts[-1]:
             yield f"{counts[-1]} {words}, {max(counts[-1] - counts[0], 0)} of them during the run"
 
@@ -281,8 +289,8 @@ def _typical(states: Sequence[DeviceState], field: str) -> float | None:
     return float(median(values)) if values else None
 
 
-def _typical_of_others(others: Sequence[Sequence[DeviceState]], field: str) -> float | None:
-    values = [value for states in others if (value := _typical(states, field)) is not None]
+def _typical_of_others(states_of_others: Sequence[Sequence[DeviceState]], field: str) -> float | None:
+    values = [value for states in states_of_others if (value := _typical(states, field)) is not None]
     return float(median(values)) if values else None
 
 
@@ -331,10 +339,10 @@ def several_need_longer(
     excess_ms: Sequence[float],
 ) -> str:
     """Say, without a full stop, that ranks, the slowest first, work longer than their peers."""
-    named, others = _subject(places, place, ranks), compared_with(norm_source)
+    named, compared = _subject(places, place, ranks), compared_with(norm_source)
     if place == HOST:
-        others = others.replace("ranks that", "ranks of other hosts that")
-    return f"{named} need {format_spread(percent)}% longer per step than {others}, {format_spread(excess_ms)} ms"
+        compared = compared.replace("ranks that", "ranks of other hosts that")
+    return f"{named} need {format_spread(percent)}% longer per step than {compared}, {format_spread(excess_ms)} ms"
 
 
 def several_need_longer_than_usual(
@@ -362,7 +370,7 @@ def _subject(places: Mapping[int, RankPlace], place: str, ranks: Collection[int]
     if place != HOST:
         return format_ranks(ranks).capitalize()
     host = places[next(iter(ranks))].host
-    return f"{_how_many(len(ranks), sum(one.host == host for one in places.values()))} ranks on {host}"
+    return f"{_how_many(len(ranks), sum(rank_place.host == host for rank_place in places.values()))} ranks on {host}"
 
 
 def _how_many(some: int, all_of_them: int) -> str:

@@ -73,20 +73,20 @@ def launches_of(work: WorkStatistics, rank: int, slow: Collection[int]) -> Launc
     """
     table, peers, row = work.table, work.peers, int(np.searchsorted(work.ranks, rank))
     phase = _slow_phase(work, rank)
-    others = (work.stages == work.stages[row]) & ~np.isin(work.ranks, list(slow))
+    is_other = (work.stages == work.stages[row]) & ~np.isin(work.ranks, list(slow))
     chosen, compared = (kind == PHASES[phase] if phase else kind < BETWEEN for kind in (table.kind, peers.kind))
     unknown = work.by_step((chosen & (table.launch_bound_ns < 0)).astype(np.int64)) > 0
     waited = work.by_step(np.where(chosen, np.maximum(table.launch_bound_ns, 0), 0))
-    if not others.any() or _is_mostly(unknown[row]) or _is_mostly(unknown[others]):
+    if not is_other.any() or _is_mostly(unknown[row]) or _is_mostly(unknown[is_other]):
         return None
     share = waited / np.maximum(work.by_step(np.where(chosen, table.work_ns, 0)), 1.0)
-    peers_share = np.median(share[others], axis=0)
+    peers_share = np.median(share[is_other], axis=0)
     passes = (share[row] >= LAUNCH_BOUND) & (share[row] >= LATER_THAN_OTHERS * peers_share)
     return LaunchLateness(
         phase=phase,
         share=float(np.median(share[row])),
         peers_share=float(np.median(peers_share)),
-        excess_ns=float(np.median(waited[row]) - np.median(waited[others])),
+        excess_ns=float(np.median(waited[row]) - np.median(waited[is_other])),
         longer_ns=float(peers.excess_ns[(peers.rank == rank) & compared].sum()),
         often=float(passes.mean()),
     )

@@ -64,7 +64,11 @@ def with_reasons(awaited: Iterable[AwaitedRank], findings: Sequence[Finding]) ->
     """Return the ranks that others waited for, each with the finding that names it, and its advice."""
     return tuple(
         next(
-            (replaced(rank, because=one.id, advice=one.advice) for one in findings if rank.rank in one.ranks),
+            (
+                replaced(rank, because=finding.id, advice=finding.advice)
+                for finding in findings
+                if rank.rank in finding.ranks
+            ),
             rank,
         )
         for rank in awaited

@@ -57,37 +57,38 @@ class MicrobatchComparison:
     longer_ns: Float64  # excess of the work of long microbatches; 0 of others
 
     def long_ones(self, ranks: Collection[int]) -> LongMicrobatches:
-        own = self.is_long & np.isin(self.rank, list(ranks))
+        chosen = self.is_long & np.isin(self.rank, list(ranks))
         return LongMicrobatches(
-            rank=self.rank[own],
-            step=self.step[own],
-            chunk=self.chunk[own],
-            microbatch=self.microbatch[own],
+            rank=self.rank[chosen],
+            step=self.step[chosen],
+            chunk=self.chunk[chosen],
+            microbatch=self.microbatch[chosen],
             normal_ns=self.work.peers.peer_ns,
         )
 
     def holds(self, rank: int) -> bool:
         """Return whether a rank is slow because few microbatches of a step are long."""
-        own = self.rank == rank
-        struck = np.isin(self.step[own], self.step[own & self.is_long])
-        if not struck.any() or self.is_long[own][struck].mean() > FEW_MICROBATCHES:
+        of_rank = self.rank == rank
+        struck = np.isin(self.step[of_rank], self.step[of_rank & self.is_long])
+        if not struck.any() or self.is_long[of_rank][struck].mean() > FEW_MICROBATCHES:
             return False
-        return float(self.excess_ns[own & self.is_long].sum()) >= MOST_OF_EXCESS * float(self.excess_ns[own].sum())
+        return float(self.excess_ns[of_rank & self.is_long].sum()) >= MOST_OF_EXCESS * float(
+            self.excess_ns[of_rank].sum()
+        )
 
     def excess_of_ns(self, rank: int) -> float:
         return float(self.longer_ns[self.rank == rank].sum()) / self.work.num_steps
 
     def describe(self, ranks: Collection[int]) -> str:
         """Return ``microbatch 3 takes 3.0 times as long``, or ``2 microbatches per step take``."""
-        own = self.is_long & np.isin(self.rank, list(ranks))
-        times = float(self.excess_ns[own].sum() / self.normal_ns[own].sum()) + 1
-        numbers, count = np.unique(self.microbatch[own], return_counts=True)
+        chosen = self.is_long & np.isin(self.rank, list(ranks))
+        times = float(self.excess_ns[chosen].sum() / self.normal_ns[chosen].sum()) + 1
+        numbers, count = np.unique(self.microbatch[chosen], return_counts=True)
         most = int(np.argmax(count))
         if count[most] >= MOST_OF_EXCESS * count.sum():
             return f"microbatch {numbers[most]} takes {times:.1f} times as long"
-        return (
-            f"{own.sum() / self.work.num_steps / len(ranks):.2g} microbatches per step take {times:.1f} times as long"
-        )
+        per_step = chosen.sum() / self.work.num_steps / len(ranks)
+        return f"{per_step:.2g} microbatches per step take {times:.1f} times as long"
 
 
 def compare_microbatches(work: WorkStatistics) -> MicrobatchComparison:
@@ -95,24 +96,24 @@ def compare_microbatches(work: WorkStatistics) -> MicrobatchComparison:
     usual_ns = np.nan_to_num(work.peers.peer_ns[table.entry])
     rows = np.flatnonzero(table.is_in_phase & (table.microbatch >= 0) & (usual_ns > 0) & work.counted)
     work_ns, usual_ns = table.work_ns[rows], usual_ns[rows]
-    place = [column[rows].astype(np.int64) for column in (table.rank, table.step, table.chunk, table.microbatch)]
-    first, cell = grouped(pack(place))
+    columns = [column[rows].astype(np.int64) for column in (table.rank, table.step, table.chunk, table.microbatch)]
+    first, cell = grouped(pack(columns))
 
     def sums(values: Float64 | Int64, chosen: Bool) -> Float64:
         return np.asarray(np.bincount(cell[chosen], values[chosen], minlength=len(first)), np.float64)
 
     phases = [table.kind[rows] == kind for kind in (FORWARD, BACKWARD)]
     both = [(sums(work_ns, phase), sums(usual_ns, phase)) for phase in phases]
-    is_long = np.logical_and.reduce([own > (1 + LONG_MICROBATCH) * usual for own, usual in both])
+    is_long = np.logical_and.reduce([own_ns > (1 + LONG_MICROBATCH) * usual_ns for own_ns, usual_ns in both])
     longer = np.bincount(cell, np.maximum(work_ns - usual_ns, 0.0), minlength=len(first))
     return MicrobatchComparison(
         work=work,
-        rank=place[0][first],
-        step=place[1][first],
-        chunk=place[2][first],
-        microbatch=place[3][first],
-        excess_ns=np.asarray(sum(own - usual for own, usual in both)),
-        normal_ns=np.asarray(sum(usual for _, usual in both)),
+        rank=columns[0][first],
+        step=columns[1][first],
+        chunk=columns[2][first],
+        microbatch=columns[3][first],
+        excess_ns=np.asarray(sum(own_ns - usual_ns for own_ns, usual_ns in both)),
+        normal_ns=np.asarray(sum(usual_ns for _, usual_ns in both)),
         is_long=is_long,
         longer_ns=np.where(is_long, longer, 0.0),
     )
@@ -153,26 +154,26 @@ def evidence_of_longer_input(ranks: Collection[int], percent: Iterable[float], m
 
 def is_input_longer(work: WorkStatistics, ranks: Collection[int]) -> bool:
     """Return whether forward and backward of these slow ranks are longer and the optimizer step is not."""
-    peers, own = work.peers, np.isin(work.peers.rank, list(ranks))
+    peers, of_ranks = work.peers, np.isin(work.peers.rank, list(ranks))
     excess, usual = peers.excess_ns, peers.usual_ns
 
     def share(kind: int) -> float:
-        here = own & (peers.kind == kind)
+        here = of_ranks & (peers.kind == kind)
         return float(excess[here].sum()) / max(float(usual[here].sum()), 1.0)
 
-    has_optimizer = bool(usual[own & (peers.kind == OPTIMIZER)].any())
-    in_phase = float(excess[own & (peers.kind < BETWEEN)].sum())
+    has_optimizer = bool(usual[of_ranks & (peers.kind == OPTIMIZER)].any())
+    in_phase = float(excess[of_ranks & (peers.kind < BETWEEN)].sum())
     shares = share(FORWARD), share(BACKWARD)
     return has_optimizer and in_phase > 0 and min(shares) > max(shares) / 2 and abs(share(OPTIMIZER)) < min(shares) / 2
 
 
 def replicas(run: Run) -> Iterator[tuple[int, ...]]:
     """Yield the ranks of each data-parallel replica, which work on the same microbatches."""
-    found: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    by_position: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank, trace in run.ranks.items():
-        place = tuple(sorted((name, at) for name, at in trace.coordinates.items() if name not in _SHARED_INPUT))
-        found.setdefault(place, []).append(rank)
-    yield from (tuple(ranks) for ranks in found.values())
+        position = tuple(sorted((name, at) for name, at in trace.coordinates.items() if name not in _SHARED_INPUT))
+        by_position.setdefault(position, []).append(rank)
+    yield from (tuple(ranks) for ranks in by_position.values())
 
 
 def replica_of_ranks(run: Run) -> dict[int, int]:
@@ -185,7 +186,7 @@ def format_replicas(replica_of: Mapping[int, int], ranks: Sequence[int]) -> str:
     places = {replica_of.get(rank) for rank in ranks}
     if None in places:
         return format_ranks(ranks)
-    numbers = ", ".join(map(str, sorted(one for one in places if one is not None)))
+    numbers = ", ".join(map(str, sorted(replica for replica in places if replica is not None)))
     return f"data-parallel replica{'s' * (len(places) > 1)} {numbers} ({format_ranks(ranks)})"
 
 
@@ -235,7 +236,7 @@ def _microbatch_times(work: WorkStatistics) -> tuple[Float64, Float64]:
     """Return forward and backward of every microbatch, relative to the median of its rank."""
     table = work.table
     chosen = work.counted & (table.microbatch >= 0)
-    place = [table.rank, table.step, table.chunk, table.microbatch]
+    columns = [table.rank, table.step, table.chunk, table.microbatch]
     alike = [table.rank, table.chunk]
     # A device that is slower in some steps than in others lengthens all microbatches of these.
     if len(np.unique(table.microbatch[chosen])) > 1:
@@ -243,11 +244,11 @@ def _microbatch_times(work: WorkStatistics) -> tuple[Float64, Float64]:
     times = []
     for kind in (FORWARD, BACKWARD):
         mask = chosen & (table.kind == kind)
-        key = pack([column[mask] for column in place])
+        key = pack([column[mask] for column in columns])
         cells, first, cell = np.unique(key, return_index=True, return_inverse=True)
         total = np.asarray(np.bincount(cell.reshape(-1), table.work_ns[mask], minlength=len(cells)), np.float64)
-        own = pack([column[mask][first] for column in alike])
-        _, group = np.unique(own, return_inverse=True)
+        keys = pack([column[mask][first] for column in alike])
+        _, group = np.unique(keys, return_inverse=True)
         group = group.reshape(-1)
         typical = grouped_median(group, total, int(group.max(initial=-1)) + 1)
         times.append((cells, total / np.maximum(typical[group], 1.0) - 1))

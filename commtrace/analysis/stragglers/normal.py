@@ -92,10 +92,10 @@ def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
     is_normal = np.zeros(len(work.rank), np.bool_)
     norm_source = np.full(len(work.rank), UNKNOWN, dtype=object)
     undecided: list[str] = []
-    for own in _rows_by(work.peers):
-        if len(own) < 2:
+    for rows in _rows_by(work.peers):
+        if len(rows) < 2:
             continue
-        clusters = _clusters(work, own, limits)
+        clusters = _clusters(work, rows, limits)
         chosen = _normal_cluster(work, clusters, limits)
         if chosen is None:
             undecided.append(_no_majority(work, clusters, names))
@@ -106,13 +106,13 @@ def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
             undecided.append(_faster_minority(work, clusters[0], members, names))
         middle = float(np.median(work.total_ns[members]))
         scatter = sigma_of_deviations(work.total_ns[members]) if len(members) >= FEWEST_FOR_SCATTER else 0.0
-        noise = np.hypot(work.error_ns[own], float(np.median(work.error_ns[members])))
-        normal[own] = middle
-        limit[own] = np.maximum(_least(work, own, limits), limits.sigmas * np.hypot(noise, scatter))
+        noise = np.hypot(work.error_ns[rows], float(np.median(work.error_ns[members])))
+        normal[rows] = middle
+        limit[rows] = np.maximum(_least(work, rows, limits), limits.sigmas * np.hypot(noise, scatter))
         if by == FASTEST:
-            limit[own] = np.maximum(limit[own], limits.clearly * work.scale_ns[own])
+            limit[rows] = np.maximum(limit[rows], limits.clearly * work.scale_ns[rows])
         is_normal[members] = True
-        norm_source[own] = by
+        norm_source[rows] = by
     return Judged(
         rank=work.rank,
         normal_ns=normal,
@@ -162,18 +162,19 @@ def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | N
     """Return the only cluster whose work is the same as when the job was healthy."""
     if work.before_ns is None or not np.isfinite(work.before_ns[np.concatenate(clusters)]).all():
         return None
-    grown = [float(np.median(work.total_ns[own] - work.before_ns[own])) for own in clusters]
+    grown = [float(np.median(work.total_ns[cluster] - work.before_ns[cluster])) for cluster in clusters]
     allowed = [
-        float(np.median(np.maximum(_least(work, own, limits), limits.sigmas * work.error_ns[own]))) for own in clusters
+        float(np.median(np.maximum(_least(work, cluster, limits), limits.sigmas * work.error_ns[cluster])))
+        for cluster in clusters
     ]
     same = [number for number in range(len(clusters)) if abs(grown[number]) <= allowed[number]]
     return same[0] if len(same) == 1 else None
 
 
-def _are_whole_hosts(work: Work, some: Int64, others: Int64) -> bool:
+def _are_whole_hosts(work: Work, some: Int64, rest: Int64) -> bool:
     """Return whether the two share no host, and every host has several ranks."""
-    hosts, count = np.unique(work.host[np.concatenate([some, others])], return_counts=True)
-    shared = np.intersect1d(work.host[some], work.host[others])
+    hosts, count = np.unique(work.host[np.concatenate([some, rest])], return_counts=True)
+    shared = np.intersect1d(work.host[some], work.host[rest])
     return not len(shared) and len(hosts) > 1 and bool((count > 1).all())
 
 
@@ -183,7 +184,7 @@ def _is_far_behind(work: Work, fastest: Int64, members: Int64, limits: Limits) -
 
 
 def _faster_minority(work: Work, fastest: Int64, members: Int64, names: Names) -> str:
-    few, many = (float(np.median(work.total_ns[own])) / 1e6 for own in (fastest, members))
+    few, many = (float(np.median(work.total_ns[cluster])) / 1e6 for cluster in (fastest, members))
     return (
         f"{_works(names, work.rank[fastest].tolist()).capitalize()} {few:.1f} ms per step, and most {names.alike} "
         f"{many:.1f} ms: either these are slow, or the former have less to do. A healthy run (--baseline "
@@ -193,8 +194,8 @@ def _faster_minority(work: Work, fastest: Int64, members: Int64, names: Names) -
 
 def _no_majority(work: Work, clusters: Sequence[Int64], names: Names) -> str:
     groups = [
-        f"{_works(names, work.rank[own].tolist())} {float(np.median(work.total_ns[own])) / 1e6:.1f} ms per step"
-        for own in clusters[:3]
+        f"{_works(names, work.rank[cluster].tolist())} {float(np.median(work.total_ns[cluster])) / 1e6:.1f} ms per step"
+        for cluster in clusters[:3]
     ]
     more = ", and others more" if len(clusters) > 3 else ""
     return (

@@ -35,7 +35,7 @@ class PausesOf(NamedTuple):
     def variance(self) -> float:
         """Return the variance of the loss in single steps."""
         steps = max(self.steps, 1)
-        return max(sum(one * one for one in self.ns) / steps - (sum(self.ns) / steps) ** 2, 0.0)
+        return max(sum(ns * ns for ns in self.ns) / steps - (sum(self.ns) / steps) ** 2, 0.0)
 
 
 def judge_on_purpose(work: Work, pauses_ns: Float64) -> Judged:
@@ -47,13 +47,13 @@ def judge_on_purpose(work: Work, pauses_ns: Float64) -> Judged:
     error = np.zeros(len(work.rank))
     beyond = np.zeros_like(pauses_ns)
     is_event = np.zeros(pauses_ns.shape, np.bool_)
-    for one in np.unique(work.peers):
-        own = work.peers == one
-        beyond[own] = pauses_ns[own] - np.median(pauses_ns[own], axis=0)
-        is_event[own] = (pauses_ns[own] > 0).any(axis=0)
-        events = beyond[own][:, is_event[own][0]]
+    for number in np.unique(work.peers):
+        of_peers = work.peers == number
+        beyond[of_peers] = pauses_ns[of_peers] - np.median(pauses_ns[of_peers], axis=0)
+        is_event[of_peers] = (pauses_ns[of_peers] > 0).any(axis=0)
+        events = beyond[of_peers][:, is_event[of_peers][0]]
         scatter = float(np.sqrt(events.var(axis=1, ddof=1).mean())) if events.shape[1] > 1 else 0.0
-        error[own] = scatter * np.sqrt(events.shape[1]) * _few(events.shape[1]) / max(pauses_ns.shape[1], 1)
+        error[of_peers] = scatter * np.sqrt(events.shape[1]) * _few(events.shape[1]) / max(pauses_ns.shape[1], 1)
     judged = judge(replace(work, error_ns=np.zeros(len(error))), OF_PAUSES)
     limit = judged.limit_ns.copy()
     for row in np.flatnonzero(judged.is_slow).tolist():
@@ -98,27 +98,27 @@ def judge_pauses(work: Work, pauses: Sequence[PausesOf]) -> Judged:
 
     ``work`` is the mean loss per step, with the step as its scale.
     """
-    variance = np.array([one.variance for one in pauses])
-    steps = np.array([one.steps for one in pauses], np.int64)
+    variance = np.array([pause.variance for pause in pauses])
+    steps = np.array([pause.steps for pause in pauses], np.int64)
     judged = judge(replace(work, error_ns=error_of_means(variance, steps, work.peers)), OF_PAUSES)
     limit = judged.limit_ns.copy()
     for row in np.flatnonzero(judged.is_slow).tolist():
         peers = work.peers == work.peers[row]
-        others = [pauses[other] for other in np.flatnonzero(peers & ~judged.is_slow).tolist()]
-        if peers.sum() * chance_of_so_many(pauses[row], others) > CHANCE:
+        pauses_of_others = [pauses[number] for number in np.flatnonzero(peers & ~judged.is_slow).tolist()]
+        if peers.sum() * chance_of_so_many(pauses[row], pauses_of_others) > CHANCE:
             limit[row] = np.inf
     return replace(judged, limit_ns=limit)
 
 
-def chance_of_so_many(own: PausesOf, others: Sequence[PausesOf]) -> float:
-    """Return the probability that at least so many pauses of all ranks fall to one. ``others`` pause normally."""
+def chance_of_so_many(pauses: PausesOf, pauses_of_others: Sequence[PausesOf]) -> float:
+    """Return the probability that at least so many pauses of all ranks fall to one. ``pauses_of_others`` are normal."""
     # Pauses that are less than half as long as those that make up most of this rank's do not count.
-    longest = [own.ns[at] for at in occurrence(range(len(own.ns)), np.array(own.ns)).steps]
+    longest = [pauses.ns[at] for at in occurrence(range(len(pauses.ns)), np.array(pauses.ns)).steps]
     if not longest:
         return 1.0
     least = float(np.median(longest)) / 2
-    of_rank = sum(ns >= least for ns in own.ns)
+    of_rank = sum(ns >= least for ns in pauses.ns)
     if of_rank < Thresholds().fewest_strikes:
         return 1.0
-    in_all = of_rank + sum(ns >= least for one in others for ns in one.ns)
-    return at_least(of_rank, in_all, own.steps, own.steps + sum(one.steps for one in others))
+    in_all = of_rank + sum(ns >= least for pause in pauses_of_others for ns in pause.ns)
+    return at_least(of_rank, in_all, pauses.steps, pauses.steps + sum(pause.steps for pause in pauses_of_others))

@@ -56,8 +56,8 @@ def tensor_group_of(coordinates: Mapping[str, int], parallel: Mapping[str, int])
     """Return a name that is equal for ranks of one tensor-parallel group; empty without tensor parallelism."""
     if parallel.get("tp", 1) < 2:
         return ""
-    own = (f"{name} {at}" for name, at in sorted(coordinates.items()) if name not in ("tp", "ep"))
-    return ", ".join(own) or "all ranks"
+    positions = (f"{name} {at}" for name, at in sorted(coordinates.items()) if name not in ("tp", "ep"))
+    return ", ".join(positions) or "all ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,43 +71,43 @@ class PlacedRanks(Generic[_Slow]):
 
 def group_by_place(places: Mapping[int, RankPlace], slow: Iterable[_Slow]) -> list[PlacedRanks[_Slow]]:
     """Group slow ranks by host, then by tensor-parallel group, then by cause. No host or group is all of the job."""
-    found: list[PlacedRanks[_Slow]] = []
+    placed: list[PlacedRanks[_Slow]] = []
     left: list[_Slow] = []
     by_what: dict[str, list[_Slow]] = {}
-    for one in slow:
-        if one.cause == SEQUENCES:  # what the ranks of a replica share is their input, wherever they are
-            left.append(one)
+    for slow_rank in slow:
+        if slow_rank.cause == SEQUENCES:  # what the ranks of a replica share is their input, wherever they are
+            left.append(slow_rank)
         else:
-            by_what.setdefault(one.beyond, []).append(one)
+            by_what.setdefault(slow_rank.beyond, []).append(slow_rank)
     for beyond, standing_out in by_what.items():
-        whole, others = _whole_places(places, standing_out)
-        found += [PlacedRanks(place, beyond, members) for place, members in whole]
-        left += others
+        whole, elsewhere = _whole_places(places, standing_out)
+        placed += [PlacedRanks(place, beyond, members) for place, members in whole]
+        left += elsewhere
     causes: dict[tuple[str, str], list[_Slow]] = {}
-    for one in left:
-        causes.setdefault((one.cause, one.beyond), []).append(one)
-    return [*found, *(PlacedRanks(RANKS, cause, members) for (cause, _), members in causes.items())]
+    for slow_rank in left:
+        causes.setdefault((slow_rank.cause, slow_rank.beyond), []).append(slow_rank)
+    return [*placed, *(PlacedRanks(RANKS, cause, members) for (cause, _), members in causes.items())]
 
 
 def _whole_places(
     places: Mapping[int, RankPlace], slow: Sequence[_Slow]
 ) -> tuple[list[tuple[str, list[_Slow]]], list[_Slow]]:
-    found: list[tuple[str, list[_Slow]]] = []
+    whole_places: list[tuple[str, list[_Slow]]] = []
     left = list(slow)
     for place, share in ((HOST, SHARE_OF_HOST), (TENSOR_GROUP, 1.0)):
         place_of = attrgetter(place)
-        sizes = Counter(place_of(own) for own in places.values())
+        sizes = Counter(place_of(rank_place) for rank_place in places.values())
         at_place: dict[str, list[_Slow]] = {}
-        for one in left:
-            at_place.setdefault(place_of(places[one.rank]), []).append(one)
+        for slow_rank in left:
+            at_place.setdefault(place_of(places[slow_rank.rank]), []).append(slow_rank)
         whole = {
             name
-            for name, own in at_place.items()
-            if name and sizes[name] < len(places) and len(own) >= max(2.0, share * sizes[name])
+            for name, members in at_place.items()
+            if name and sizes[name] < len(places) and len(members) >= max(2.0, share * sizes[name])
         }
-        found += [(place, own) for name, own in at_place.items() if name in whole]
-        left = [one for one in left if place_of(places[one.rank]) not in whole]
-    return found, left
+        whole_places += [(place, members) for name, members in at_place.items() if name in whole]
+        left = [slow_rank for slow_rank in left if place_of(places[slow_rank.rank]) not in whole]
+    return whole_places, left
 
 
 class _StruckRank(NamedTuple):
@@ -159,4 +159,4 @@ def _on_hosts(places: Mapping[int, RankPlace], ranks: Sequence[int]) -> str:
         hosts.setdefault(places[rank].host, []).append(rank)
     if len(hosts) > _MOST_HOSTS:
         return f"{format_ranks(ranks)} on {len(hosts)} hosts"
-    return ", ".join(f"{format_ranks(own)} on {host}" for host, own in hosts.items())
+    return ", ".join(f"{format_ranks(ranks_there)} on {host}" for host, ranks_there in hosts.items())

@@ -253,28 +253,30 @@ def _judge(
         return replace(Judgement.without(too_few, work.replay_error), are_too_few_steps=True)
     stretches = judge_stretches(work, baseline.of_ranks(work) if baseline else {})
     sets = judge_sets(work, replay, stretches)
-    undecided = tuple(not_judged(RANKS, sentence) for one in stretches for sentence in one.undecided)
+    undecided = tuple(not_judged(RANKS, sentence) for stretch in stretches for sentence in stretch.undecided)
     usual = baseline.usual if baseline else None
-    others = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
+    of_no_rank = of_no_single_rank(work, replay, _ranks(sets), sets.normal, is_cut=True, usual=usual)
     mended = sets.mended
-    if others.mended and any(one.slow for one in stretches):
+    if of_no_rank.mended and any(stretch.slow for stretch in stretches):
         # The cost of a rank is hidden where others wait for something else as well, and vice versa.
-        beside = judge_sets(work, replay, stretches, others.normal)
+        beside = judge_sets(work, replay, stretches, of_no_rank.normal)
         mended = beside.mended
         if _ranks(beside) != _ranks(sets):
-            others = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
+            of_no_rank = of_no_single_rank(work, replay, _ranks(beside), beside.normal, is_cut=True, usual=usual)
         if _ranks(beside) < _ranks(sets):
             sets = beside  # the others are why ranks seemed slow: their cost counts once
-    together_ns = sets.together_ns + sum(one.cost_ns or 0.0 for one in others.findings if not one.cost_is_bound)
-    undecided += others.undecided
+    together_ns = sets.together_ns + sum(
+        finding.cost_ns or 0.0 for finding in of_no_rank.findings if not finding.cost_is_bound
+    )
+    undecided += of_no_rank.undecided
     abstentions = tuple(dict.fromkeys(undecided))
     if not are_told(run):
         classes = dict(zip(work.ranks.tolist(), work.stages.tolist(), strict=True))
         abstentions = (not_judged(RANKS, not_told(classes)), *abstentions)
-    elif not has_peers and not mended and not others.mended:
+    elif not has_peers and not mended and not of_no_rank.mended:
         abstentions = (not_judged(RANKS, NO_PEERS), *undecided)
     abstentions = (*_on_missing_ranks(run), *abstentions)
-    ordered = costliest_first([*mended, *others.mended])
+    ordered = costliest_first([*mended, *of_no_rank.mended])
     if not ordered:
         changes = common_change(work), baseline.difference(work) if baseline else ""
         abstentions += tuple(not_judged(JOB, sentence) for sentence in changes if sentence)
@@ -301,8 +303,10 @@ def _dated(finding: Finding, work: WorkStatistics) -> Finding:
     first = int(work.steps[0])
     step = finding.since_step if finding.since_step >= 0 else first
     stretches = tuple(
-        structs.replace(one, since_ns=step_begin_ns(work.run, one.first), until_ns=step_end_ns(work.run, one.last))
-        for one in finding.stretches
+        structs.replace(
+            stretch, since_ns=step_begin_ns(work.run, stretch.first), until_ns=step_end_ns(work.run, stretch.last)
+        )
+        for stretch in finding.stretches
     )
     return structs.replace(
         finding,
@@ -328,7 +332,7 @@ class OfNoSingleRank(NamedTuple):
 
 
 def _ranks(sets: SlowSets) -> set[int]:
-    return {rank for one in sets.findings for rank in one.ranks}
+    return {rank for finding in sets.findings for rank in finding.ranks}
 
 
 def of_no_single_rank(

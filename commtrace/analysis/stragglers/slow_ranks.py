@@ -115,14 +115,22 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
     judged = judge(typical, RECORDED)
     work = replace(work, peers=work.peers.among(_normal_ranks(judged)))
     pauses = {cause: _judge_pauses(work, typical, cause) for cause in PAUSES}
-    between_excess = {cause: _between_excess(work, cause, one) for cause, one in pauses.items()}
+    between_excess = {cause: _between_excess(work, cause, paused) for cause, paused in pauses.items()}
     pause_excess = {
-        cause: _by_rank(one.rank, np.nan_to_num(one.excess_ns) - between_excess[cause]) for cause, one in pauses.items()
+        cause: _by_rank(paused.rank, np.nan_to_num(paused.excess_ns) - between_excess[cause])
+        for cause, paused in pauses.items()
     }
     slow = [
-        SlowRank(rank, {cause: float(one.excess_ns[row])}, cause, float(one.normal_ns[row]), one.norm_source[row], 1.0)
-        for cause, one in pauses.items()
-        for row, rank in zip(np.flatnonzero(one.is_slow).tolist(), one.slow_ranks, strict=True)
+        SlowRank(
+            rank,
+            {cause: float(paused.excess_ns[row])},
+            cause,
+            float(paused.normal_ns[row]),
+            paused.norm_source[row],
+            1.0,
+        )
+        for cause, paused in pauses.items()
+        for row, rank in zip(np.flatnonzero(paused.is_slow).tolist(), paused.slow_ranks, strict=True)
     ]
     seldom = _seldom_share(work)
     if work.noise_is_known:
@@ -131,15 +139,15 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
         slow += in_work
         of_hosts = _share_of_whole_hosts(work)
         seldom = np.maximum(seldom, of_hosts)
-        but = {one.rank for one in in_work}
+        but = {slow_rank.rank for slow_rank in in_work}
         slow += _slow_seldom(work, typical, seldom, but, set(work.ranks[of_hosts.any(axis=1)].tolist()))
     microbatches = compare_microbatches(work)
     slow = _with_long_microbatches(slow, microbatches)
     return SlowRanks(
         work=work,
-        slow=tuple(sorted(slow, key=lambda one: -one.total_ns)),
+        slow=tuple(sorted(slow, key=lambda slow_rank: -slow_rank.total_ns)),
         pause_excess_ns=pause_excess,
-        between_excess_ns={cause: _by_rank(work.ranks, own) for cause, own in between_excess.items()},
+        between_excess_ns={cause: _by_rank(work.ranks, excess) for cause, excess in between_excess.items()},
         seldom=seldom,
         microbatches=microbatches,
         typical=typical,
@@ -149,32 +157,39 @@ def find_slow_ranks(work: WorkStatistics, before_ns: Mapping[int, float], before
 
 def _with_long_microbatches(slow: Sequence[SlowRank], microbatches: MicrobatchComparison) -> list[SlowRank]:
     """Set longer input as the cause for replicas whose ranks are all slow because of it."""
-    found = {one.rank: one for one in slow if one.beyond in (WORK, SELDOM)}
+    compared = {slow_rank.rank: slow_rank for slow_rank in slow if slow_rank.beyond in (WORK, SELDOM)}
     changed: dict[int, SlowRank] = {}
-    for ranks, long in longer_inputs(microbatches, found):
-        own = [found[rank] for rank in ranks]
+    for ranks, long in longer_inputs(microbatches, compared):
+        replica = [compared[rank] for rank in ranks]
         if long:
             changed |= {
-                one.rank: replace(one, excess_ns={SEQUENCES: microbatches.excess_of_ns(one.rank)}, beyond=MICROBATCHES)
-                for one in own
-            }
-        elif all(one.beyond == WORK for one in own):
-            changed |= {
-                one.rank: replace(
-                    one,
-                    excess_ns={SEQUENCES if cause == "compute" else cause: ns for cause, ns in one.excess_ns.items()},
+                slow_rank.rank: replace(
+                    slow_rank, excess_ns={SEQUENCES: microbatches.excess_of_ns(slow_rank.rank)}, beyond=MICROBATCHES
                 )
-                for one in own
+                for slow_rank in replica
             }
-    return [changed.get(one.rank, one) if one.beyond in (WORK, SELDOM) else one for one in slow]
+        elif all(slow_rank.beyond == WORK for slow_rank in replica):
+            changed |= {
+                slow_rank.rank: replace(
+                    slow_rank,
+                    excess_ns={
+                        SEQUENCES if cause == "compute" else cause: ns for cause, ns in slow_rank.excess_ns.items()
+                    },
+                )
+                for slow_rank in replica
+            }
+    return [
+        changed.get(slow_rank.rank, slow_rank) if slow_rank.beyond in (WORK, SELDOM) else slow_rank
+        for slow_rank in slow
+    ]
 
 
 def _slow_in_work(work: WorkStatistics, judged: Judged) -> Iterator[SlowRank]:
     peers = work.peers
     all_excess, slow = peers.excess_ns, set(judged.rank[judged.is_slow].tolist())
     for row in np.flatnonzero(judged.is_slow).tolist():
-        rank, own = int(judged.rank[row]), peers.rank == judged.rank[row]
-        excess = _by_cause(peers.kind[own], all_excess[own])
+        rank, of_rank = int(judged.rank[row]), peers.rank == judged.rank[row]
+        excess = _by_cause(peers.kind[of_rank], all_excess[of_rank])
         launches = launches_of(work, rank, slow)
         if launches is not None and launches.are_late:
             excess[LATE] = excess.pop("compute")
@@ -194,8 +209,8 @@ def _by_cause(kind: Int32 | Int64, excess_ns: Float64) -> dict[str, float]:
 
 def launches_late(work: WorkStatistics, rank: int) -> bool:
     """Return whether most of a rank's excess over its peers lies before its phases."""
-    own = work.peers.rank == rank
-    excess = _by_cause(work.peers.kind[own], work.peers.excess_ns[own])
+    of_rank = work.peers.rank == rank
+    excess = _by_cause(work.peers.kind[of_rank], work.peers.excess_ns[of_rank])
     return excess["late_launch"] > 0 and max(excess, key=lambda cause: excess[cause]) == "late_launch"
 
 
@@ -258,8 +273,8 @@ def _slow_seldom(
     in_few_steps = ranks_struck(places_of(work.run), work.ranks.tolist(), steps > 0)
     for row, rank in enumerate(work.ranks.tolist()):
         if rank not in but and (judged.is_slow[row] or rank in in_few_steps):
-            own = (table.rank == rank) & work.counted
-            excess = _by_cause(table.kind[own], longer_ns[own] / work.num_steps)
+            of_rank = (table.rank == rank) & work.counted
+            excess = _by_cause(table.kind[of_rank], longer_ns[of_rank] / work.num_steps)
             persistence = float((steps[row] > 0).mean())
             norm_source = PAST if rank in of_hosts else judged.norm_source[row] or MAJORITY
             yield SlowRank(rank, excess, SELDOM, float(typical.total_ns[row]), norm_source, persistence)
@@ -291,29 +306,29 @@ def _works_longer(work: WorkStatistics, rank: int) -> Bool:
     typical = np.maximum(np.median(steps[:, work.steady], axis=1, keepdims=True), 1.0)
     # Steps that are shorter on all ranks need less.
     shorter = np.minimum(np.median(steps / typical, axis=0), 1.0)
-    row, own = int(np.searchsorted(work.ranks, rank)), work.peers.rank == rank
-    excess, usual = (float(ns[own].sum()) for ns in (work.peers.excess_ns, work.peers.usual_ns))
+    row, of_rank = int(np.searchsorted(work.ranks, rank)), work.peers.rank == rank
+    excess, usual = (float(ns[of_rank].sum()) for ns in (work.peers.excess_ns, work.peers.usual_ns))
     if typical[row, 0] < usual + excess / 2:  # what it does longer, it does in few steps
         return np.asarray(steps[row] >= shorter * usual + excess / 2)
     return np.asarray(steps[row] >= shorter * (typical[row] - excess / 2))
 
 
-def normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> NormalSpeed:
+def normal_speed(slow: SlowRanks, ranks: Mapping[int, Collection[str]]) -> NormalSpeed:
     """Return the rule by which ranks work normally, each in some of WORK, SELDOM, MICROBATCHES and PAUSES."""
-    work = found.work
-    is_mended = np.zeros(found.seldom.shape, np.bool_)
-    seldom = np.zeros(found.seldom.shape)
+    work = slow.work
+    is_mended = np.zeros(slow.seldom.shape, np.bool_)
+    seldom = np.zeros(slow.seldom.shape)
     pause_ratio = {cause: np.ones(len(work.ranks)) for cause in PAUSES}
     for rank, causes in ranks.items():
         row = int(np.searchsorted(work.ranks, rank))
         if WORK in causes:
             is_mended[row] = _works_longer(work, rank)
         if SELDOM in causes:
-            seldom[row] = found.seldom[row]
+            seldom[row] = slow.seldom[row]
         for cause in set(PAUSES).intersection(causes):
             mean_ns = float(work.pauses_ns(cause)[row].sum()) / max(work.num_steps, 1)
             if mean_ns > 0:
-                pause_ratio[cause][row] = 1 - max(found.pause_excess_ns[cause][rank], 0.0) / mean_ns
+                pause_ratio[cause][row] = 1 - max(slow.pause_excess_ns[cause][rank], 0.0) / mean_ns
     shortened = [rank for rank, causes in ranks.items() if MICROBATCHES in causes]
     return NormalSpeed(
         steps=work.steady,
@@ -321,14 +336,14 @@ def normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Norm
         ratio=work.peers.ratio,
         pause_ratio=pause_ratio,
         seldom=seldom,
-        microbatches=found.microbatches.long_ones(shortened) if shortened else None,
+        microbatches=slow.microbatches.long_ones(shortened) if shortened else None,
     )
 
 
-def least_share_of_work(found: SlowRanks, rank: int) -> float:
+def least_share_of_work(slow: SlowRanks, rank: int) -> float:
     """Return the least excess for which a rank is suspected, as a share of its typical work."""
-    row = found.typical.rank == rank
-    return float((found.judged.limit_ns / np.maximum(found.typical.scale_ns, 1.0))[row][0])
+    row = slow.typical.rank == rank
+    return float((slow.judged.limit_ns / np.maximum(slow.typical.scale_ns, 1.0))[row][0])
 
 
 def noise_between_steps(work: WorkStatistics) -> float:
@@ -369,12 +384,12 @@ def _typical_work(work: WorkStatistics, before_ns: Mapping[int, float]) -> Work:
     ranks, compared, stage = work.ranks, work.peers, work.stages
     several = np.isfinite(compared.peer_ns) & np.isfinite(compared.own_ns)
     row = np.searchsorted(ranks, compared.rank[several])
-    own = np.bincount(row, (compared.own_ns * compared.per_step)[several], minlength=len(ranks))
+    own_ns = np.bincount(row, (compared.own_ns * compared.per_step)[several], minlength=len(ranks))
     level = np.zeros(len(ranks))
-    for one in np.unique(stage[own > 0]):
-        level[stage == one] = np.median(own[(stage == one) & (own > 0)])
+    for number in np.unique(stage[own_ns > 0]):
+        level[stage == number] = np.median(own_ns[(stage == number) & (own_ns > 0)])
     beyond = compared.from_typical_ns()
-    alone = own <= 0
+    alone = own_ns <= 0
     nodes = [work.run.ranks[rank].metadata.node for rank in ranks.tolist()]
     return Work(
         rank=ranks,
@@ -395,13 +410,13 @@ def _judge_pauses(work: WorkStatistics, typical: Work, cause: str) -> Judged:
     peers = stage = work.stages
     if cause == DATA:
         places = [
-            (one, *(work.run.ranks[rank].coordinates.get(name, 0) for name in _NO_DP))
-            for one, rank in zip(stage.tolist(), work.ranks.tolist(), strict=True)
+            (number, *(work.run.ranks[rank].coordinates.get(name, 0) for name in _NO_DP))
+            for number, rank in zip(stage.tolist(), work.ranks.tolist(), strict=True)
         ]
-        _, place = np.unique(np.array(places, np.int64), axis=0, return_inverse=True)
-        place = place.reshape(-1).astype(np.int64)
-        if (np.bincount(place) > 1).all():
-            peers = place
+        _, place_of_rank = np.unique(np.array(places, np.int64), axis=0, return_inverse=True)
+        place_of_rank = place_of_rank.reshape(-1).astype(np.int64)
+        if (np.bincount(place_of_rank) > 1).all():
+            peers = place_of_rank
     scale_ns = np.full(len(typical.rank), work.step_ns)
     pauses_ns = work.pauses_ns(cause) + work.between_ns(cause)
     compared = replace(typical, peers=peers, total_ns=pauses_ns.mean(axis=1), scale_ns=scale_ns, before_ns=None)
@@ -415,18 +430,18 @@ def _between_excess(work: WorkStatistics, cause: str, judged: Judged) -> Float64
     mean_ns = work.between_ns(cause).mean(axis=1)
     excess = np.zeros(len(mean_ns))
     for stage in np.unique(work.stages[mean_ns > 0]):
-        own = work.stages == stage
-        normal = mean_ns[own & judged.is_normal]
-        excess[own] = mean_ns[own] - (np.median(normal) if len(normal) else mean_ns[own])
+        of_stage = work.stages == stage
+        normal = mean_ns[of_stage & judged.is_normal]
+        excess[of_stage] = mean_ns[of_stage] - (np.median(normal) if len(normal) else mean_ns[of_stage])
     return excess
 
 
-def between_saved_ns(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Float64:
+def between_saved_ns(slow: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Float64:
     """Return by how much sooner each step of the run would begin if ranks paused normally between steps, ns.
 
     ``ranks`` are those of :func:`normal_speed`. At most what others waited there for.
     """
-    work, between = found.work, found.work.of_steps.between
+    work, between = slow.work, slow.work.of_steps.between
     saved = np.zeros(len(work.steady))
     for cause in MEANT:
         rows = {int(np.searchsorted(work.ranks, rank)): rank for rank, causes in ranks.items() if cause in causes}
@@ -436,10 +451,10 @@ def between_saved_ns(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> 
         mended = pauses.copy()
         for row, rank in rows.items():
             mean_ns = float(work.between_ns(cause)[row].mean())
-            excess = max(found.between_excess_ns[cause][rank], 0.0)
+            excess = max(slow.between_excess_ns[cause][rank], 0.0)
             mended[row] *= 1 - excess / mean_ns if mean_ns else 1.0
-        others = np.delete(between.waited_ns, [*rows], axis=0)
-        saved += np.minimum(pauses.max(axis=0) - mended.max(axis=0), others.max(axis=0, initial=0))
+        waited_ns = np.delete(between.waited_ns, [*rows], axis=0)
+        saved += np.minimum(pauses.max(axis=0) - mended.max(axis=0), waited_ns.max(axis=0, initial=0))
     return np.where(work.steady, np.maximum(saved, 0.0), 0.0)
 
 
@@ -447,9 +462,9 @@ def _pauses_of_run(work: WorkStatistics, cause: str, peers: Int64) -> list[Pause
     """Return the pauses of each rank beyond the median of its class, over the whole run."""
     # A stretch may hold too few to exclude chance.
     steps = work.pauses_ns_of_run(cause)
-    for one in np.unique(peers):
-        steps[peers == one] -= np.median(steps[peers == one])
-    return [PausesOf(tuple(own[own > 0].tolist()), len(own)) for own in steps]
+    for number in np.unique(peers):
+        steps[peers == number] -= np.median(steps[peers == number])
+    return [PausesOf(tuple(pauses_ns[pauses_ns > 0].tolist()), len(pauses_ns)) for pauses_ns in steps]
 
 
 def _by_rank(ranks: Int64, values: Float64) -> dict[int, float]:
@@ -462,11 +477,15 @@ def judge_stretches(work: WorkStatistics, baseline_ns: Mapping[int, float]) -> l
     if not work.noise_is_known:
         return [whole]
     cuts = find_changes(work)
-    found = _judge_each(cut_at(work, cuts), baseline_ns)
-    if any(_are_alike(one, other) for one, other in pairwise(found)):
-        cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
-        found = _judge_each(cut_at(work, cuts), baseline_ns)
-    return found if cuts and any(one.slow for one in found) else [whole]
+    stretches = _judge_each(cut_at(work, cuts), baseline_ns)
+    if any(_are_alike(stretch, next_stretch) for stretch, next_stretch in pairwise(stretches)):
+        cuts = [
+            at
+            for at, stretch, next_stretch in zip(cuts, stretches[:-1], stretches[1:], strict=True)
+            if not _are_alike(stretch, next_stretch)
+        ]
+        stretches = _judge_each(cut_at(work, cuts), baseline_ns)
+    return stretches if cuts and any(stretch.slow for stretch in stretches) else [whole]
 
 
 def find_changes(work: WorkStatistics) -> list[int]:
@@ -476,9 +495,12 @@ def find_changes(work: WorkStatistics) -> list[int]:
     series = [work.beyond_stage(values) for values in (work.work_ns, work.pauses_ns(DATA), work.pauses_ns(GC))]
     typical = [without_single_steps(beyond) for beyond in series]
     of_work, *strikes = (
-        error_of_steps(beyond, one, level, shortest) for beyond, one in zip(series, typical, strict=True)
+        error_of_steps(beyond, smooth, level, shortest) for beyond, smooth in zip(series, typical, strict=True)
     )
-    error = [of_work, *(np.maximum(own, error_of_strikes(one)) for own, one in zip(strikes, typical[1:], strict=True))]
+    error = [
+        of_work,
+        *(np.maximum(error, error_of_strikes(smooth)) for error, smooth in zip(strikes, typical[1:], strict=True)),
+    ]
     least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
     together = Series(np.concatenate(typical), np.concatenate(error), np.tile(least, len(series)))
     return find_cuts(together, shortest)
@@ -509,29 +531,31 @@ def common_change(work: WorkStatistics) -> str:
 
 
 def _judge_each(stretches: Sequence[WorkStatistics], baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
-    found = [find_slow_ranks(one, baseline_ns, BASELINE) for one in stretches]
+    first_judged = [find_slow_ranks(stretch, baseline_ns, BASELINE) for stretch in stretches]
     judged = []
-    for number, one in enumerate(found):
-        past = _when_all_were_alike(found, number)
-        judged.append(find_slow_ranks(stretches[number], {**baseline_ns, **past}, PAST) if past else one)
+    for number, slow in enumerate(first_judged):
+        past = _when_all_were_alike(first_judged, number)
+        judged.append(find_slow_ranks(stretches[number], {**baseline_ns, **past}, PAST) if past else slow)
     return judged
 
 
-def _when_all_were_alike(found: Sequence[SlowRanks], number: int) -> dict[int, float]:
+def _when_all_were_alike(stretches: Sequence[SlowRanks], number: int) -> dict[int, float]:
     """Return the work of each rank in the nearest stretch in which all ranks of its stage were normal."""
-    nearest = sorted(range(len(found)), key=lambda other: (abs(other - number), other))
+    nearest = sorted(range(len(stretches)), key=lambda near: (abs(near - number), near))
     before: dict[int, float] = {}
-    for one in (found[other] for other in nearest if other != number):
-        for stage in np.unique(one.typical.peers):
-            own = one.typical.peers == stage
-            if one.judged.is_normal[own].all():
-                for rank, total in zip(one.typical.rank[own].tolist(), one.typical.total_ns[own].tolist(), strict=True):
+    for stretch in (stretches[near] for near in nearest if near != number):
+        for stage in np.unique(stretch.typical.peers):
+            of_stage = stretch.typical.peers == stage
+            if stretch.judged.is_normal[of_stage].all():
+                for rank, total in zip(
+                    stretch.typical.rank[of_stage].tolist(), stretch.typical.total_ns[of_stage].tolist(), strict=True
+                ):
                     before.setdefault(rank, total)
     return before
 
 
-def _are_alike(one: SlowRanks, other: SlowRanks) -> bool:
-    first, second = ({(slow.rank, slow.cause): slow for slow in found.slow} for found in (one, other))
+def _are_alike(stretch: SlowRanks, next_stretch: SlowRanks) -> bool:
+    first, second = ({(slow.rank, slow.cause): slow for slow in each.slow} for each in (stretch, next_stretch))
     return first.keys() == second.keys() and all(
         abs(slow.total_ns - second[key].total_ns)
         <= max(RECORDED.share * slow.normal_ns, ALIKE * max(slow.total_ns, second[key].total_ns))

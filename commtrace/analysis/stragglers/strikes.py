@@ -46,11 +46,11 @@ def not_by_chance(
 ) -> dict[_Subject, tuple[int, ...]]:
     """Return the subjects that chance does not explain, with their steps. Each is struck in ``steps``."""
     total = sum(map(len, steps.values()))
-    struck = {subject: tuple(sorted(own)) for subject, own in steps.items()}
+    struck = {subject: tuple(sorted(steps_struck)) for subject, steps_struck in steps.items()}
     return {
-        subject: own
-        for subject, own in struck.items()
-        if chance_of(own, total - len(own), num_subjects, num_steps) <= CHANCE_OF_FEW
+        subject: steps_struck
+        for subject, steps_struck in struck.items()
+        if chance_of(steps_struck, total - len(steps_struck), num_subjects, num_steps) <= CHANCE_OF_FEW
     }
 
 
@@ -79,8 +79,8 @@ def at_least(some: int, struck: int, own_steps: int, all_steps: int) -> float:
         return 1.0
     tail = 0.0
     for number in range(some, min(struck, own_steps) + 1):
-        others = struck - number
-        ways = _log_ways(own_steps, number) + _log_ways(all_steps - own_steps, others) - _log_ways(all_steps, struck)
+        elsewhere = struck - number
+        ways = _log_ways(own_steps, number) + _log_ways(all_steps - own_steps, elsewhere) - _log_ways(all_steps, struck)
         tail += exp(ways)
     return tail
 

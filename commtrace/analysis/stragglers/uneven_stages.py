@@ -95,38 +95,38 @@ def uneven_stages(
     stages, quickest = quickest_of_stages(work)
     if len(stages) < 2:
         return UnevenStages()
-    found = _judge_stretches(work, stages, quickest, limits, usual or Usual(), is_cut=is_cut)
-    sentences = dict.fromkeys(sentence for one in found for sentence in one.judged.undecided)
+    stretches = _judge_stretches(work, stages, quickest, limits, usual or Usual(), is_cut=is_cut)
+    sentences = dict.fromkeys(sentence for stretch in stretches for sentence in stretch.judged.undecided)
     when: dict[int, list[int]] = {}
-    for number, one in enumerate(found):
-        for stage in one.slow:
+    for number, stretch in enumerate(stretches):
+        for stage in stretch.slow:
             when.setdefault(stage, []).append(number)
     together: dict[tuple[tuple[int, ...], bool], list[int]] = {}
     for stage, held_in in when.items():
-        together.setdefault((tuple(held_in), found[held_in[-1]].has_grown(stage)), []).append(stage)
+        together.setdefault((tuple(held_in), stretches[held_in[-1]].has_grown(stage)), []).append(stage)
 
     mended: list[MendedFinding] = []
     named: set[int] = set()
-    left = [when.keys() - own for own in ([], *together.values())] if together else []
-    times = replay.steps_ns([others + _normal_stages(found, stages) for stages in left])
-    for ((numbers, _), own), without_others in zip(together.items(), times[1:], strict=True):
-        cost = total_cost(work, [one.work for one in found], numbers, without_others - times[0])
+    left = [when.keys() - group for group in ([], *together.values())] if together else []
+    times = replay.steps_ns([others + _normal_stages(stretches, stages) for stages in left])
+    for ((numbers, _), group), without_others in zip(together.items(), times[1:], strict=True):
+        cost = total_cost(work, [stretch.work for stretch in stretches], numbers, without_others - times[0])
         if cost is not None:
-            finding = _finding(work, found[cost.costliest], sorted(own), cost)
-            mended.append(MendedFinding(finding, _normal_stages(found, own)))
-            named.update(own)
+            finding = _finding(work, stretches[cost.costliest], sorted(group), cost)
+            mended.append(MendedFinding(finding, _normal_stages(stretches, group)))
+            named.update(group)
     return UnevenStages(
         tuple(costliest_first(mended)),
         tuple(rank for rank, stage in work.stage_of_rank.items() if stage in named),
-        _normal_stages(found, named) if named else MEASURED,
+        _normal_stages(stretches, named) if named else MEASURED,
         tuple(not_judged(STAGE, sentence) for sentence in sentences),
-        _healthy(found[-1]),
+        _healthy(stretches[-1]),
     )
 
 
-def _healthy(found: _Stages) -> dict[int, float]:
-    own = found.is_healthy
-    return dict(zip(found.stages[own].tolist(), found.quickest_ns[own].tolist(), strict=True))
+def _healthy(stretch: _Stages) -> dict[int, float]:
+    is_healthy = stretch.is_healthy
+    return dict(zip(stretch.stages[is_healthy].tolist(), stretch.quickest_ns[is_healthy].tolist(), strict=True))
 
 
 def quickest_of_stages(work: WorkStatistics) -> tuple[Int64, Float64]:
@@ -154,46 +154,50 @@ def _judge_stretches(
     before = np.array([usual.quickest_ns.get(stage, np.nan) for stage in stages.tolist()])
     whole = [_judge(work, stages, quickest, limits, before, usual.by)]
     cuts = _find_changes(work, stages, quickest, limits) if is_cut and work.noise_is_known else []
-    found = _judge_each(work, cuts, stages, limits, before, usual.by)
-    if any(_are_alike(one, other) for one, other in pairwise(found)):
-        cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
-        found = _judge_each(work, cuts, stages, limits, before, usual.by)
-    return found if cuts and any(one.slow for one in found) else whole
+    judged = _judge_each(work, cuts, stages, limits, before, usual.by)
+    if any(_are_alike(stretch, next_stretch) for stretch, next_stretch in pairwise(judged)):
+        cuts = [
+            at
+            for at, stretch, next_stretch in zip(cuts, judged[:-1], judged[1:], strict=True)
+            if not _are_alike(stretch, next_stretch)
+        ]
+        judged = _judge_each(work, cuts, stages, limits, before, usual.by)
+    return judged if cuts and any(stretch.slow for stretch in judged) else whole
 
 
 def _judge_each(
     work: WorkStatistics, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64, before_by: Norm
 ) -> list[_Stages]:
     """Judge each stretch; if its stages do not decide, by the nearest stretch in which all stages were normal."""
-    found = []
-    for one in cut_at(work, cuts):
-        _, quickest = quickest_of_stages(one)
+    alone = []
+    for part in cut_at(work, cuts):
+        _, quickest = quickest_of_stages(part)
         if len(quickest) != len(stages):  # a stage that did nothing in these steps
             return []
-        found.append(_judge(one, stages, quickest, limits, before, before_by))
+        alone.append(_judge(part, stages, quickest, limits, before, before_by))
     judged = []
-    for number, own in enumerate(found):
-        nearest = sorted(range(len(found)), key=lambda other: (abs(other - number), other))
-        past = [found[other] for other in nearest if other != number and found[other].judged.is_normal.all()]
+    for number, stretch in enumerate(alone):
+        nearest = sorted(range(len(alone)), key=lambda near: (abs(near - number), near))
+        past = [alone[near] for near in nearest if near != number and alone[near].judged.is_normal.all()]
         if past:
-            own = _judge(own.work, stages, own.quickest_ns, limits, past[0].quickest_ns, PAST)
-        elif own.judged.undecided and len(nearest) > 1:
-            own = _judge_growth(own, found[nearest[1]].quickest_ns, PAST, limits)
-        judged.append(own)
+            stretch = _judge(stretch.work, stages, stretch.quickest_ns, limits, past[0].quickest_ns, PAST)
+        elif stretch.judged.undecided and len(nearest) > 1:
+            stretch = _judge_growth(stretch, alone[nearest[1]].quickest_ns, PAST, limits)
+        judged.append(stretch)
     return judged
 
 
-def _judge_growth(own: _Stages, before: Float64, before_by: Norm, limits: Limits) -> _Stages:
+def _judge_growth(stretch: _Stages, before: Float64, before_by: Norm, limits: Limits) -> _Stages:
     """Judge stages that differ by design, by the growth of their work."""
-    level, growth = float(own.quickest_ns.max()), own.quickest_ns - before
-    grown = _compare(own.work, own.stages, level + growth, limits, np.full(len(growth), level), before_by)
-    own = replace(own, before_ns=before, is_healthy=grown.is_normal)
+    level, growth = float(stretch.quickest_ns.max()), stretch.quickest_ns - before
+    grown = _compare(stretch.work, stretch.stages, level + growth, limits, np.full(len(growth), level), before_by)
+    stretch = replace(stretch, before_ns=before, is_healthy=grown.is_normal)
     if not grown.is_slow.any():
         # A baseline in which stages differ alike shows that this is no fault; the job's own past does not.
         is_by_design = before_by == BASELINE and not grown.undecided
-        return replace(own, judged=replace(own.judged, undecided=())) if is_by_design else own
-    normal, norm_source = own.quickest_ns - grown.excess_ns, (before_by,) * len(growth)
-    return replace(own, judged=replace(grown, normal_ns=normal, norm_source=norm_source, undecided=()))
+        return replace(stretch, judged=replace(stretch.judged, undecided=())) if is_by_design else stretch
+    normal, norm_source = stretch.quickest_ns - grown.excess_ns, (before_by,) * len(growth)
+    return replace(stretch, judged=replace(grown, normal_ns=normal, norm_source=norm_source, undecided=()))
 
 
 def _judge(
@@ -202,8 +206,8 @@ def _judge(
     """Judge stages by each other; if that does not decide, by their past."""
     judged = _compare(work, stages, quickest, limits, before, before_by)
     if judged.undecided and not judged.is_slow.any():
-        own = _Stages(work, stages, quickest, before, judged, np.ones(len(stages), np.bool_))
-        return _judge_growth(own, before, before_by, limits) if np.isfinite(before).all() else own
+        stretch = _Stages(work, stages, quickest, before, judged, np.ones(len(stages), np.bool_))
+        return _judge_growth(stretch, before, before_by, limits) if np.isfinite(before).all() else stretch
     is_healthy = judged.is_normal & np.isin(judged.norm_source, (MAJORITY, PAST, BASELINE))
     return _Stages(work, stages, quickest, before, judged, is_healthy)
 
@@ -252,71 +256,76 @@ def _find_changes(work: WorkStatistics, stages: Int64, quickest: Float64, limits
 def _beyond_others(work: WorkStatistics, stages: Int64) -> Float64:
     """Return, by stage and step, the work of the quickest rank beyond that of the typical stage, ns."""
     steps = work.by_step(np.where(work.table.is_in_phase, work.table.work_ns, 0))
-    quickest = np.array([steps[work.stages == one].min(axis=0) for one in stages.tolist()])
+    quickest = np.array([steps[work.stages == stage].min(axis=0) for stage in stages.tolist()])
     return np.asarray(quickest - np.median(quickest, axis=0))
 
 
-def _are_alike(one: _Stages, other: _Stages) -> bool:
-    own, others = one.judged.excess_ns[one.judged.is_slow], other.judged.excess_ns[one.judged.is_slow]
-    return one.slow == other.slow and bool((np.abs(own - others) <= ALIKE * np.maximum(own, others)).all())
+def _are_alike(stretch: _Stages, next_stretch: _Stages) -> bool:
+    excess, next_excess = (
+        stretch.judged.excess_ns[stretch.judged.is_slow],
+        next_stretch.judged.excess_ns[stretch.judged.is_slow],
+    )
+    return stretch.slow == next_stretch.slow and bool(
+        (np.abs(excess - next_excess) <= ALIKE * np.maximum(excess, next_excess)).all()
+    )
 
 
-def _normal_stages(found: Sequence[_Stages], stages: Collection[int]) -> Scenario:
-    first = found[0]
+def _normal_stages(stretches: Sequence[_Stages], stages: Collection[int]) -> Scenario:
+    first = stretches[0]
     ratio = np.ones((int(first.stages.max()) + 1, len(first.work.steady)))
-    for one in found:
-        normal = one.judged.normal_ns / one.quickest_ns
-        for stage in set(one.slow).intersection(stages):
-            ratio[stage, one.work.steady] = normal[one.row(stage)]
+    for stretch in stretches:
+        normal = stretch.judged.normal_ns / stretch.quickest_ns
+        for stage in set(stretch.slow).intersection(stages):
+            ratio[stage, stretch.work.steady] = normal[stretch.row(stage)]
     return Scenario(work=(NormalStages(ratio),))
 
 
-def _finding(work: WorkStatistics, found: _Stages, own: Sequence[int], cost: TotalCost) -> Finding:
-    ranks = [rank for rank, stage in work.stage_of_rank.items() if stage in own]
-    slowest = max(own, key=lambda stage: found.judged.excess_ns[found.row(stage)])
-    norm = found.judged.norm_source[found.row(slowest)]
+def _finding(work: WorkStatistics, stretch: _Stages, group: Sequence[int], cost: TotalCost) -> Finding:
+    ranks = [rank for rank, stage in work.stage_of_rank.items() if stage in group]
+    slowest = max(group, key=lambda stage: stretch.judged.excess_ns[stretch.row(stage)])
+    norm = stretch.judged.norm_source[stretch.row(slowest)]
     has_changed = norm in (PAST, BASELINE)
-    changed = has_changed or found.has_grown(slowest) or _lasts_for_a_part(work, cost)
+    changed = has_changed or stretch.has_grown(slowest) or _lasts_for_a_part(work, cost)
     return finding_of(
         STAGE,
         _CAUSE,
-        f"{_format_stages(own)} ({format_ranks(ranks)})",
+        f"{_format_stages(group)} ({format_ranks(ranks)})",
         cost,
-        members=_members(work, found, ranks),
+        members=_members(work, stretch, ranks),
         norm=norm,
-        evidence=_evidence(found, slowest) + _or_slow_instead(work, ranks),
+        evidence=_evidence(stretch, slowest) + _or_slow_instead(work, ranks),
         advice=STAGE_THAT_CHANGED if changed else advice(_CAUSE, len(ranks)),
     )
 
 
-def _members(work: WorkStatistics, found: _Stages, ranks: Sequence[int]) -> tuple[Member, ...]:
-    excess_ns = {rank: float(found.judged.excess_ns[found.row(work.stage_of_rank[rank])]) for rank in ranks}
+def _members(work: WorkStatistics, stretch: _Stages, ranks: Sequence[int]) -> tuple[Member, ...]:
+    excess_ns = {rank: float(stretch.judged.excess_ns[stretch.row(work.stage_of_rank[rank])]) for rank in ranks}
     ordered = sorted(ranks, key=lambda rank: (-excess_ns[rank], rank))
     return tuple(Member(rank, work.run.ranks[rank].metadata.node, excess_ns[rank]) for rank in ordered)
 
 
 def _lasts_for_a_part(work: WorkStatistics, cost: TotalCost) -> bool:
     steps = work.steps
-    within = [(steps >= one.first) & (steps <= one.last) for one in cost.stretches]
+    within = [(steps >= stretch.first) & (steps <= stretch.last) for stretch in cost.stretches]
     return bool(within) and not np.logical_or.reduce(within).all()
 
 
-def _evidence(found: _Stages, stage: int) -> str:
-    row, stages = found.row(stage), found.stages
-    normal_ns, works_ns = float(found.judged.normal_ns[row]), float(found.quickest_ns[row])
-    others = {
+def _evidence(stretch: _Stages, stage: int) -> str:
+    row, stages = stretch.row(stage), stretch.stages
+    normal_ns, works_ns = float(stretch.judged.normal_ns[row]), float(stretch.quickest_ns[row])
+    compared_with = {
         PAST: "before, compared with the other stages",
         BASELINE: "in the baseline, compared with the other stages",
         FASTEST: "the fastest other stages" if len(stages) > 2 else "the other stage",
-    }.get(found.judged.norm_source[row], "the other stages")
+    }.get(stretch.judged.norm_source[row], "the other stages")
     end = ""
     if stage == stages[-1]:
         end = " It is the last one: the output layer and the loss are part of that."
     elif stage == stages[0]:
         end = " It is the first one: the embedding is part of that."
-    ranks = [rank for rank, own in found.work.stage_of_rank.items() if own == stage]
+    ranks = [rank for rank, of_rank in stretch.work.stage_of_rank.items() if of_rank == stage]
     who = f"Rank {ranks[0]} works" if len(ranks) == 1 else f"Every rank of stage {stage} works at least"
-    more = f"{100 * (works_ns / normal_ns - 1):.0f}% more than {others}"
+    more = f"{100 * (works_ns / normal_ns - 1):.0f}% more than {compared_with}"
     return (
         f"{who} {works_ns / 1e6:.1f} ms per step in forward and backward, {more} ({normal_ns / 1e6:.1f} ms; medians "
         f"over steps).{end}"

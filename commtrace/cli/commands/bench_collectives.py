@@ -139,15 +139,19 @@ def bench_collectives(
 
         def say_all() -> None:
             if job.rank == 0:
-                found = shares(results.baseline(), rates, job.nodes)
-                _report(results, found, json_output=json_output, output=output, plot=plot)
+                of_expected = shares(results.baseline(), rates, job.nodes)
+                _report(results, of_expected, json_output=json_output, output=output, plot=plot)
 
         job.stop.last_words = say_all
         sizes = tuple(smallest << doubled for doubled in range((largest // smallest).bit_length()))
         settings = Settings(chosen, sizes, warmup, iterations, dtype.value if dtype else "")
         try:
             measure_collectives(
-                job, rounds, settings, results, lambda one: progress.print(escape(_line(one)), style="dim")
+                job,
+                rounds,
+                settings,
+                results,
+                lambda measurement: progress.print(escape(_line(measurement)), style="dim"),
             )
         finally:
             say_all()
@@ -194,11 +198,11 @@ def _rates(texts: Sequence[str], words: Sequence[str]) -> dict[str, Rate]:
 
 
 def _report(
-    results: Results, found: Sequence[ExpectedShare], *, json_output: bool, output: Path | None, plot: Path | None
+    results: Results, of_expected: Sequence[ExpectedShare], *, json_output: bool, output: Path | None, plot: Path | None
 ) -> None:
     baseline = results.baseline()
     slow = find_slow_links(baseline.links())
-    lowest = decisive(found)
+    lowest = decisive(of_expected)
     verdict = _verdict(results, slow, lowest)
     written = []
     if output is not None and baseline.measurements:
@@ -213,14 +217,14 @@ def _report(
         described = {
             "verdict": verdict,
             "reached": None if lowest is None else lowest.is_enough,
-            "shares": to_json(found),
+            "shares": to_json(of_expected),
             "notes": results.notes,
             "slow_links": to_json(slow),
             **baseline.to_json(),
         }
         sys.stdout.write(json.dumps(described, allow_nan=False) + "\n")
     else:
-        _print(wide_console(), verdict, found, results, baseline)
+        _print(wide_console(), verdict, of_expected, results, baseline)
         for path in written:
             typer.echo(f"Written: {path}")
         if output in written:
@@ -236,34 +240,34 @@ def _verdict(results: Results, slow: SlowTraffic | None, lowest: ExpectedShare |
     expected = "" if lowest is None else f"{_share_text(lowest, results.made['backend'])} "
     if slow is not None:
         return stopped + expected + slow_links_text(slow)
-    compared = {one.nodes for one in measurements if len(one.nodes) == 2}
-    found = "No slow pair of nodes was found. " if len(compared) > 1 else ""
+    compared = {measurement.nodes for measurement in measurements if len(measurement.nodes) == 2}
+    no_slow_pair = "No slow pair of nodes was found. " if len(compared) > 1 else ""
     if expected:
-        return f"{stopped}{expected}{found}".rstrip()
-    best = max(measurements, key=lambda one: one.busbw_gbps.mean)
+        return f"{stopped}{expected}{no_slow_pair}".rstrip()
+    best = max(measurements, key=lambda measurement: measurement.busbw_gbps.mean)
     return (
-        f"{stopped}{found}Highest busbw: {_rate(best.busbw_gbps.mean)}, {best.operation} of "
+        f"{stopped}{no_slow_pair}Highest busbw: {_rate(best.busbw_gbps.mean)}, {best.operation} of "
         f"{binary_bytes(best.num_bytes)} on {_members(best)}."
     )
 
 
-def _share_text(one: ExpectedShare, backend: str) -> str:
+def _share_text(reached: ExpectedShare, backend: str) -> str:
     """Return ``all_reduce on ranks 0–15 of a and b reaches 328 GB/s at 1.00 GiB: 82 % of the …``"""
-    reaches = "reaches" if one.is_enough else "reaches only"
-    look = "." if one.is_enough else f": {_advice(one.best, backend)}."
+    reaches = "reaches" if reached.is_enough else "reaches only"
+    look = "." if reached.is_enough else f": {_advice(reached.best, backend)}."
     return (
-        f"{one.best.operation} on {_members(one.best)} {reaches} {_rate(one.busbw_gbps)} at "
-        f"{binary_bytes(one.best.num_bytes)}, {100 * one.ratio:.0f}% of the {_rate(one.expected_gbps)} that "
-        f"{one.rate.text} per rank allow. Expect {USUAL}{look}"
+        f"{reached.best.operation} on {_members(reached.best)} {reaches} {_rate(reached.busbw_gbps)} at "
+        f"{binary_bytes(reached.best.num_bytes)}, {100 * reached.ratio:.0f}% of the {_rate(reached.expected_gbps)} "
+        f"that {reached.rate.text} per rank allow. Expect {USUAL}{look}"
     )
 
 
-def _advice(one: Measurement, backend: str) -> str:
-    if one.num_bytes < _FILLS_A_LINK:
+def _advice(measurement: Measurement, backend: str) -> str:
+    if measurement.num_bytes < _FILLS_A_LINK:
         return "measure larger tensors first, with --max-bytes 1G"
     if backend == "gloo":
         return "look at the CPUs first, through which gloo sends; NCCL measures the network of GPUs"
-    if one.inter_node:
+    if measurement.inter_node:
         return "look at the interfaces that NCCL_DEBUG=INFO names, and at single nodes with --group pairs"
     return "look at nvidia-smi topo -m, which says whether NVLink or PCIe joins the GPUs"
 
@@ -272,50 +276,52 @@ def _rate(gbps: float) -> str:
     return bandwidth(gbps)
 
 
-def _members(one: Measurement) -> str:
-    where = f"{len(one.nodes)} nodes" if len(one.nodes) > 2 else " and ".join(one.nodes)
-    return f"{format_ranks(one.ranks)} of {where}"
+def _members(measurement: Measurement) -> str:
+    where = f"{len(measurement.nodes)} nodes" if len(measurement.nodes) > 2 else " and ".join(measurement.nodes)
+    return f"{format_ranks(measurement.ranks)} of {where}"
 
 
-def _line(one: Measurement) -> str:
+def _line(row: Measurement) -> str:
     return (
-        f"{one.operation} {binary_bytes(one.num_bytes)} on {_members(one)}: busbw {_rate(one.busbw_gbps.mean)}, "
-        f"{duration(one.duration_ns.mean)}"
+        f"{row.operation} {binary_bytes(row.num_bytes)} on {_members(row)}: busbw {_rate(row.busbw_gbps.mean)}, "
+        f"{duration(row.duration_ns.mean)}"
     )
 
 
 def _print(
-    console: Console, verdict: str, found: Sequence[ExpectedShare], results: Results, baseline: NetworkBaseline
+    console: Console, verdict: str, of_expected: Sequence[ExpectedShare], results: Results, baseline: NetworkBaseline
 ) -> None:
     console.print(f"[bold]{escape(verdict)}[/]")
     console.print(escape(" · ".join(f"{name} {value}" for name, value in results.made.items())), style="dim")
-    if found:
+    if of_expected:
         console.print("\n[bold]What is reached of the expected busbw[/]")
-        console.print(_share_table(found))
-    for own in baseline.by_group():
-        one = own[0]
-        console.print(f"\n[bold]{one.operation}[/] in group {escape(f'{one.group}: {_members(one)}, {one.dtype}')}")
-        console.print(_table(own))
+        console.print(_share_table(of_expected))
+    for of_group in baseline.by_group():
+        first = of_group[0]
+        console.print(
+            f"\n[bold]{first.operation}[/] in group {escape(f'{first.group}: {_members(first)}, {first.dtype}')}"
+        )
+        console.print(_table(of_group))
     if baseline.measurements:
         console.print(
             "\nbusbw is the bytes on the busiest link of a ring: with other algorithms it may exceed the link."
-            + ("" if found else " --expect RATE prints the share of what the link should carry."),
+            + ("" if of_expected else " --expect RATE prints the share of what the link should carry."),
             style="dim",
         )
     for note in results.notes:
         console.print(f"[yellow]![/] {escape(note)}")
 
 
-def _share_table(found: Sequence[ExpectedShare]) -> Table:
+def _share_table(of_expected: Sequence[ExpectedShare]) -> Table:
     table = text_table(["operation", "group", "ranks"], ["payload", "busbw GB/s", "expected", "share"])
-    for one in found:
-        words = (one.best.operation, one.best.group, _members(one.best))
+    for expected in of_expected:
+        words = (expected.best.operation, expected.best.group, _members(expected.best))
         table.add_row(
             *map(escape, words),
-            binary_bytes(one.best.num_bytes),
-            gigabytes_per_second(one.busbw_gbps),
-            gigabytes_per_second(one.expected_gbps),
-            share(one.ratio),
+            binary_bytes(expected.best.num_bytes),
+            gigabytes_per_second(expected.busbw_gbps),
+            gigabytes_per_second(expected.expected_gbps),
+            share(expected.ratio),
         )
     return table
 

@@ -83,14 +83,14 @@ def compare(
     _check_different([*sides[0], *sides[1]])
     with chosen_workers(workers, cluster) as chosen:
         read = [[_read(run.absolute() if cluster else run, steps, chosen) for run in side] for side in sides]
-    comparison = compare_runs(*([one.measured for one in side] for side in read))
+    comparison = compare_runs(*([run_read.measured for run_read in side] for side in read))
     first, last = (side[0].judged for side in read)
-    found = compare_findings(first.findings, last.findings, first.title.step_ns)
+    compared_findings = compare_findings(first.findings, last.findings, first.title.step_ns)
     if json_output:
-        bases = [[_basis(one.measured) for one in side] for side in read]
+        bases = [[_basis(run_read.measured) for run_read in side] for side in read]
         printed = {
             "verdict": _verdict(comparison, threshold),
-            "findings": [one.to_json() for one in found],
+            "findings": [compared.to_json() for compared in compared_findings],
             **comparison.to_json(),
             "basis": {"before": bases[0], "after": bases[1]},
         }
@@ -98,12 +98,12 @@ def compare(
     else:
         console = wide_console()
         for words, runs, of_side in zip(_SIDES, sides, read, strict=True):
-            for run, one in zip(runs, of_side, strict=True):
-                name = "" if run.name == one.judged.title.run else f" ({printable(run.name)})"
-                console.print(f"[bold]{words.capitalize()}: {escape(one.judged.title.words + name)}[/]")
-        _print_findings(console, found, details=details)
+            for run, run_read in zip(runs, of_side, strict=True):
+                name = "" if run.name == run_read.judged.title.run else f" ({printable(run.name)})"
+                console.print(f"[bold]{words.capitalize()}: {escape(run_read.judged.title.words + name)}[/]")
+        _print_findings(console, compared_findings, details=details)
         console.print(f"[bold]{escape(_verdict(comparison, threshold))}[/]\n")
-        _print_bases(console, sides, [[one.measured for one in side] for side in read], details=details)
+        _print_bases(console, sides, [[run_read.measured for run_read in side] for side in read], details=details)
         _print(console, comparison, details=details)
     if not comparison.can_be_judged:
         raise typer.Exit(_NOT_DECIDED)
@@ -122,10 +122,10 @@ def _print_bases(
     *,
     details: bool,
 ) -> None:
-    for run, one in zip(chain(*sides), chain(*measured), strict=True):
-        if one.alignment.refused or (details and one.alignment.observations):
-            console.print(f"{escape(str(run))}: {clock_line(one.alignment)}", style="dim")
-        for problem in one.recorded.problems:
+    for run, measured_run in zip(chain(*sides), chain(*measured), strict=True):
+        if measured_run.alignment.refused or (details and measured_run.alignment.observations):
+            console.print(f"{escape(str(run))}: {clock_line(measured_run.alignment)}", style="dim")
+        for problem in measured_run.recorded.problems:
             console.print(f"[yellow]![/] {escape(str(run))}: {escape(problem)}")
 
 
@@ -135,9 +135,9 @@ def _check_different(runs: Sequence[Path]) -> None:
     for run in runs:
         tell_of_worlds(run)
         directory = find_run_directory(run)
-        for other, known in directories.items():
+        for known_run, known in directories.items():
             if known.resolve() == directory.resolve():
-                raise ConfigurationError(f"{other} and {run} are the same run ({directory}): name another one.")
+                raise ConfigurationError(f"{known_run} and {run} are the same run ({directory}): name another one.")
         if run in directories:
             raise ConfigurationError(f"{run} is named twice: name another one.")
         directories[run] = directory
@@ -177,16 +177,17 @@ _WORDS: Final = {NEW: "New", GONE: "Gone", MORE: "Costs more", LESS: "Costs less
 _MOST_FINDINGS: Final = 6
 
 
-def _print_findings(console: Console, found: Sequence[ComparedFinding], *, details: bool) -> None:
-    shown = [one for one in found if details or one.change != SAME]
-    for one in shown if details else shown[:_MOST_FINDINGS]:
-        text = one.finding.line()
-        if one.change in (MORE, LESS) and one.before_ns is not None and one.after_ns is not None:
-            text = f"{one.finding.words}: {milliseconds(one.before_ns)} → {milliseconds(one.after_ns)} ms per step"
-        print_indented(console, f"{_WORDS[one.change]}: {text}", "  ")
-    left = len(found) - len(shown)
+def _print_findings(console: Console, findings: Sequence[ComparedFinding], *, details: bool) -> None:
+    shown = [compared for compared in findings if details or compared.change != SAME]
+    for compared in shown if details else shown[:_MOST_FINDINGS]:
+        text = compared.finding.line()
+        if compared.change in (MORE, LESS) and compared.before_ns is not None and compared.after_ns is not None:
+            before, after = milliseconds(compared.before_ns), milliseconds(compared.after_ns)
+            text = f"{compared.finding.words}: {before} → {after} ms per step"
+        print_indented(console, f"{_WORDS[compared.change]}: {text}", "  ")
+    left = len(findings) - len(shown)
     if not shown:
-        console.print(f"Findings: {'the same' if found else 'none'} on both sides.")
+        console.print(f"Findings: {'the same' if findings else 'none'} on both sides.")
     elif left or len(shown) > _MOST_FINDINGS:
         more = max(0, 0 if details else len(shown) - _MOST_FINDINGS)
         parts = [f"{more} more changed"] * bool(more) + [f"{left} cost as much as before"] * bool(left)
@@ -203,8 +204,8 @@ def _print(console: Console, comparison: RunComparison, *, details: bool) -> Non
 
 def _ranks_that_differ(comparison: RunComparison) -> tuple[str, str] | None:
     """Return the numbers of ranks recorded on both sides, such as ``3 of 4``; None if they are the same."""
-    found = (one for one in comparison.circumstances if one.what == RANKS_RECORDED)
-    return next(((one.before, one.after) for one in found), None)
+    differences = (difference for difference in comparison.circumstances if difference.what == RANKS_RECORDED)
+    return next(((difference.before, difference.after) for difference in differences), None)
 
 
 def _print_circumstances(console: Console, differences: Sequence[Difference]) -> None:

@@ -254,8 +254,8 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
         by = _by(finding, frame.sources.get(finding.id, ""))
         if finding.kind == SLOW:
             yield from _wrapped(f"STRAGGLER {finding.line()}{by}", width, "bold red", "  ")
-            more = finding.evidence if number else f"{finding.evidence} {finding.advice}"
-            yield from _wrapped(f"  {more}", width, "", "  ")
+            if not number:  # the costliest: how each of the others is known would fill the screen
+                yield from _wrapped(f"  {finding.evidence} {finding.advice}", width, "", "  ")
         else:
             yield from _wrapped(f"{finding.kind.upper()}: {finding.line()}{by}", width, "bold red", "  ")
             yield from _wrapped(f"  {finding.advice}", width, "", "  ")

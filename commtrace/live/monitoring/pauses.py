@@ -65,22 +65,24 @@ class PauseMemory:
 
         The rank that loses most is the first of a set.
         """
-        for one in reports:
-            own = self._windows.setdefault(one.rank, deque(maxlen=_WINDOWS_OF_PAUSES))
-            own.append(_Window(one.window, one.steps, one.last_step, one.pauses))
-        return [found for kind in map(WORK.index, PAUSES) for found in self._judge(reports, kind)]
+        for report in reports:
+            windows = self._windows.setdefault(report.rank, deque(maxlen=_WINDOWS_OF_PAUSES))
+            windows.append(_Window(report.window, report.steps, report.last_step, report.pauses))
+        return [finding for kind in map(WORK.index, PAUSES) for finding in self._judge(reports, kind)]
 
     def _judge(self, reports: Sequence[WindowReport], kind: int) -> Iterator[Finding]:
-        if not any(pause.work == kind for one in reports for own in self._windows[one.rank] for pause in own.pauses):
+        if not any(
+            pause.work == kind for report in reports for window in self._windows[report.rank] for pause in window.pauses
+        ):
             return
-        steps = np.array([sum(own.steps for own in self._windows[one.rank]) for one in reports])
-        pauses = [tuple(float(pause.ns) for pause in self._pauses(one.rank, kind)) for one in reports]
-        mean = np.array([sum(own) for own in pauses]) / np.maximum(steps, 1)
-        duration = np.array([one.duration_ns for one in reports], np.float64)
-        _, host = np.unique([one.host for one in reports], return_inverse=True)
+        steps = np.array([sum(window.steps for window in self._windows[report.rank]) for report in reports])
+        pauses = [tuple(float(pause.ns) for pause in self._pauses(report.rank, kind)) for report in reports]
+        mean = np.array([sum(pauses_ns) for pauses_ns in pauses]) / np.maximum(steps, 1)
+        duration = np.array([report.duration_ns for report in reports], np.float64)
+        _, host = np.unique([report.host for report in reports], return_inverse=True)
         work = Work(
-            rank=np.array([one.rank for one in reports], np.int64),
-            peers=np.array([one.stage for one in reports], np.int64),
+            rank=np.array([report.rank for report in reports], np.int64),
+            peers=np.array([report.stage for report in reports], np.int64),
             host=host.reshape(-1).astype(np.int64),
             total_ns=mean,
             error_ns=np.zeros(len(mean)),
@@ -90,21 +92,21 @@ class PauseMemory:
             judged = judge_on_purpose(work, self._by_step(reports, kind, int(steps.max())))
         else:
             judged = judge_pauses(
-                work, [PausesOf(own, count) for own, count in zip(pauses, steps.tolist(), strict=True)]
+                work, [PausesOf(pauses_ns, count) for pauses_ns, count in zip(pauses, steps.tolist(), strict=True)]
             )
         slow = [at for at in np.flatnonzero(judged.is_slow).tolist() if self._lasts(int(judged.rank[at]), kind)]
         members = [
             RankPauses(int(judged.rank[at]), WORK[kind], float(mean[at]), float(judged.normal_ns[at])) for at in slow
         ]
-        places = {one.rank: RankPlace(one.host, one.tensor_group) for one in reports}
+        places = {report.rank: RankPlace(report.host, report.tensor_group) for report in reports}
         most_steps, step_ns = int(steps.max()), float(np.median(duration))
         limits = Thresholds()
         least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * step_ns)
         for one_set in group_by_place(places, members):
-            own = sorted(one_set.members, key=lambda one: (-one.excess_ns, one.rank))
-            cost_ns, when = self._cost(kind, own, most_steps)
+            longest_first = sorted(one_set.members, key=lambda member: (-member.excess_ns, member.rank))
+            cost_ns, when = self._cost(kind, longest_first, most_steps)
             if cost_ns >= least_ns:
-                yield self._together(places, one_set.place, kind, own, cost_ns, step_ns, when)
+                yield self._together(places, one_set.place, kind, longest_first, cost_ns, step_ns, when)
 
     def _together(
         self,
@@ -116,8 +118,11 @@ class PauseMemory:
         step_ns: float,
         when: Occurrence,
     ) -> Finding:
-        ranks, cause = tuple(one.rank for one in members), WORK[kind]
-        first = min((pause for rank in ranks for pause in self._pauses(rank, kind)), key=lambda one: one.begin_ns)
+        ranks, cause = tuple(member.rank for member in members), WORK[kind]
+        first = min(
+            (pause for rank in ranks for pause in self._pauses(rank, kind)),
+            key=lambda pause_of_rank: pause_of_rank.begin_ns,
+        )
         finding = Finding(
             id=finding_id(SLOW, place, cause, ranks),
             kind=SLOW,
@@ -126,7 +131,9 @@ class PauseMemory:
             who=format_place(places, place, sorted(ranks)),
             ranks=ranks,
             hosts=tuple(dict.fromkeys(places[rank].host for rank in ranks)),
-            members=tuple(Member(one.rank, places[one.rank].host, one.excess_ns) for one in members[:MOST_MEMBERS]),
+            members=tuple(
+                Member(member.rank, places[member.rank].host, member.excess_ns) for member in members[:MOST_MEMBERS]
+            ),
             occurrence=when,
             cost_ns=cost_ns,
             share=cost_ns / max(step_ns, 1.0),
@@ -140,27 +147,27 @@ class PauseMemory:
         """Return what some ranks that pause together cost per step, and the steps in which they do."""
         lost_ns: dict[int, float] = {}
         total_ns = 0
-        for one in members:
-            for pause in self._pauses(one.rank, kind):
-                lost_ns[pause.step] = max(lost_ns.get(pause.step, 0.0), pause.ns * one.excess_ns / one.mean_ns)
+        for member in members:
+            for pause in self._pauses(member.rank, kind):
+                lost_ns[pause.step] = max(lost_ns.get(pause.step, 0.0), pause.ns * member.excess_ns / member.mean_ns)
                 total_ns += pause.ns
         return _cost_per_step(sorted(lost_ns.items()), steps), Occurrence(tuple(sorted(lost_ns)), total_ns, steps)
 
     def _by_step(self, reports: Sequence[WindowReport], kind: int, num_steps: int) -> Float64:
         """Return the pauses of each rank in each remembered step, ns; steps without one are at the end."""
-        struck = sorted({pause.step for one in reports for pause in self._pauses(one.rank, kind)})
+        struck = sorted({pause.step for report in reports for pause in self._pauses(report.rank, kind)})
         by_step = np.zeros((len(reports), max(num_steps, len(struck))))
-        for row, one in enumerate(reports):
-            for pause in self._pauses(one.rank, kind):
+        for row, report in enumerate(reports):
+            for pause in self._pauses(report.rank, kind):
                 by_step[row, bisect_left(struck, pause.step)] = pause.ns
         return by_step
 
     def _pauses(self, rank: int, kind: int) -> list[Pause]:
-        return [pause for own in self._windows[rank] for pause in own.pauses if pause.work == kind]
+        return [pause for window in self._windows[rank] for pause in window.pauses if pause.work == kind]
 
     def _lasts(self, rank: int, kind: int) -> bool:
         windows = self._windows[rank]
-        struck = [own.number for own in windows if any(pause.work == kind for pause in own.pauses)]
+        struck = [window.number for window in windows if any(pause.work == kind for pause in window.pauses)]
         newest = windows[-1]
         steps = [pause.step for pause in self._pauses(rank, kind)]
         if len(struck) < WINDOWS_TO_NAME and WORK[kind] not in MEANT:
@@ -172,9 +179,9 @@ class PauseMemory:
 
 
 def _evidence(places: Mapping[int, RankPlace], place: str, members: Sequence[RankPauses]) -> str:
-    cause, excess_ms = members[0].cause, [one.excess_ns / 1e6 for one in members]
+    cause, excess_ms = members[0].cause, [member.excess_ns / 1e6 for member in members]
     if len(members) > 1:
-        return several_pause_longer(places, place, cause, [one.rank for one in members], excess_ms)
+        return several_pause_longer(places, place, cause, [member.rank for member in members], excess_ms)
     where = format_rank(places, members[0].rank)
     return f"{one_pauses_longer(where, cause, members[0].mean_ns / 1e6, excess_ms[0])}."
 

@@ -135,16 +135,16 @@ class BlockWaits:
         self._open.seen.add(summary.step)
         if summary.step % max(self._steps // CALLS_OF_A_BLOCK, 1):
             return
-        for one in summary.collectives:
-            key = GroupKey(one.group, one.operation)
-            if one.duration_ns < 0:
+        for collective in summary.collectives:
+            key = GroupKey(collective.group, collective.operation)
+            if collective.duration_ns < 0:
                 self._open.incomparable.add(key)
                 continue
-            own = self._open.own.setdefault(key, _Own(one.role, one.name, one.size))
-            own.identity += one.seq
-            own.durations_ns.append(one.duration_ns)
-            own.stalled_ns.append(one.stalled_ns)
-            own.num_bytes += one.num_bytes
+            calls = self._open.own.setdefault(key, _Own(collective.role, collective.name, collective.size))
+            calls.identity += collective.seq
+            calls.durations_ns.append(collective.duration_ns)
+            calls.stalled_ns.append(collective.stalled_ns)
+            calls.num_bytes += collective.num_bytes
 
     def settle(self, least_times: Iterable[Least]) -> None:
         """Divide the stalls in blocks whose least times are known, each once."""
@@ -154,9 +154,9 @@ class BlockWaits:
             key = GroupKey(least.group, least.operation)
             if block is None or key not in block.own or block.own[key].identity != least.identity:
                 continue
-            own = block.own.pop(key)
-            split = self.split.setdefault((own.name, own.role), Split())
-            for stalled, transfer in zip(own.stalled_ns, least.durations_ns, strict=False):
+            calls = block.own.pop(key)
+            split = self.split.setdefault((calls.name, calls.role), Split())
+            for stalled, transfer in zip(calls.stalled_ns, least.durations_ns, strict=False):
                 wait = max(stalled - transfer, 0)
                 split.wait_ns += wait
                 split.transfer_ns += stalled - wait
@@ -170,7 +170,7 @@ class BlockWaits:
         largest = sorted(block.own.items(), key=lambda item: (-item[1].num_bytes, item[0]))[:MOST_GROUPS]
         block.own = dict(largest)
         self._complete.append(block)
-        times = tuple(BlockTime(*key, own.size, own.identity, tuple(own.durations_ns)) for key, own in largest)
+        times = tuple(BlockTime(*key, calls.size, calls.identity, tuple(calls.durations_ns)) for key, calls in largest)
         self.newest = BlockReport(self._steps, block.number, times)
 
 
@@ -209,7 +209,7 @@ class LeastTimes:
     def join(self, blocks: Iterable[tuple[int, BlockReport]]) -> list[Least]:
         """Take the newest blocks of ranks, and return the least times of groups whose members have all reported."""
         self._joins += 1
-        found: list[Least] = []
+        least: list[Least] = []
         for rank, block in blocks:
             if block.steps != self.steps:
                 continue
@@ -219,11 +219,11 @@ class LeastTimes:
                 if rank not in reported.members:
                     reported.members[rank] = time
                     if len(reported.members) == time.size:
-                        found += _least(key, reported)
+                        least += _least(key, reported)
         self._known = {
             key: reported for key, reported in self._known.items() if reported.since > self._joins - _JOINS_KEPT
         }
-        return found
+        return least
 
 
 def _least(key: _BlockKey, reported: _Reported) -> Iterator[Least]:
@@ -235,7 +235,7 @@ def _least(key: _BlockKey, reported: _Reported) -> Iterator[Least]:
 
 
 def by_group(reported: Iterable[Least]) -> Mapping[int, list[Least]]:
-    found: dict[int, list[Least]] = {}
-    for one in reported:
-        found.setdefault(one.group, []).append(one)
-    return found
+    groups: dict[int, list[Least]] = {}
+    for least in reported:
+        groups.setdefault(least.group, []).append(least)
+    return groups

@@ -80,22 +80,22 @@ class WorkHistory:
         if not report.work_sums:
             return
         rows = _last_repetition(np.array(report.work_sums, np.int64))
-        own = self._of_rank.setdefault(report.rank, deque())
-        while own and own[-1].rows[-1, 0] >= rows[0, 0]:
-            last = own.pop()
+        reports = self._of_rank.setdefault(report.rank, deque())
+        while reports and reports[-1].rows[-1, 0] >= rows[0, 0]:
+            last = reports.pop()
             kept = last.rows[last.rows[:, 0] < rows[0, 0]]
             if len(kept):
-                own.append(last._replace(rows=kept))
-        own.append(_ReportSums(rows, report.steps_per_sum))
-        while sum(len(one.rows) for one in own) > self._most:
-            own.popleft()
+                reports.append(last._replace(rows=kept))
+        reports.append(_ReportSums(rows, report.steps_per_sum))
+        while sum(len(report_sums.rows) for report_sums in reports) > self._most:
+            reports.popleft()
         first = int(rows[0, 0])
         self._first_step = first if self._first_step is None else min(self._first_step, first)
 
     def begin_of(self, step: int) -> Since | None:
         """Return the begin of the sum that holds a step, by the first rank; None if no rank has it any more."""
-        begins = [begin for own in self._of_rank.values() if (begin := _begin_of(own, step)) is not None]
-        return min(begins, key=lambda one: one.time, default=None)
+        begins = [begin for reports in self._of_rank.values() if (begin := _begin_of(reports, step)) is not None]
+        return min(begins, key=lambda begin: begin.time, default=None)
 
     def since(self, compared: Work, slow: Collection[int], seconds: float) -> dict[int, Since]:
         """Return the step from which on each of the ``slow`` ranks has been slow, where the history shows it.
@@ -108,13 +108,13 @@ class WorkHistory:
             slow: ranks that are slow now.
             seconds: length of a window.
         """
-        found: dict[int, Since] = {}
+        since_of_stages: dict[int, Since] = {}
         for stage in np.unique(compared.peers[np.isin(compared.rank, list(slow))]).tolist():
             rows = self._chosen(compared, stage, slow)
             steps = self._steps_of(compared.rank[rows].tolist())
             if steps is not None and len(steps) >= 2 * EDGE:
-                found |= _since_of_stage(compared, rows, steps, slow, seconds, is_whole=self._is_whole(steps))
-        return {rank: self._by_all_ranks(since) for rank, since in found.items()}
+                since_of_stages |= _since_of_stage(compared, rows, steps, slow, seconds, is_whole=self._is_whole(steps))
+        return {rank: self._by_all_ranks(since) for rank, since in since_of_stages.items()}
 
     def _is_whole(self, steps: _JoinedSums) -> bool:
         """Return whether the steps go back to the first ones of the job."""
@@ -128,19 +128,21 @@ class WorkHistory:
         """Return the rows of slow ranks of a stage and of some others."""
         known = np.isin(compared.rank, list(self._of_rank)) & (compared.peers == stage)
         is_slow = np.isin(compared.rank, list(slow))
-        named, others = np.flatnonzero(known & is_slow), np.flatnonzero(known & ~is_slow)
-        count = len(named) + len(others)
+        named, compared_with = np.flatnonzero(known & is_slow), np.flatnonzero(known & ~is_slow)
+        count = len(named) + len(compared_with)
         if count > _MOST_COMPARED:
             # Their share decides what is normal, unless they are few.
             named = named[: max(_MOST_COMPARED // 4, _MOST_COMPARED * len(named) // count)]
-            others = others[np.linspace(0, len(others) - 1, _MOST_COMPARED - len(named)).astype(np.int64)]
-        return np.sort(np.concatenate([named, others]))
+            compared_with = compared_with[
+                np.linspace(0, len(compared_with) - 1, _MOST_COMPARED - len(named)).astype(np.int64)
+            ]
+        return np.sort(np.concatenate([named, compared_with]))
 
     def _steps_of(self, ranks: Collection[int]) -> _JoinedSums | None:
         """Return the sums that all of these ranks have, without the first step of the job, in which it warms up."""
         if len(ranks) < 2:
             return None
-        per_sum = max(one.steps_per_sum for rank in ranks for one in self._of_rank[rank])
+        per_sum = max(report_sums.steps_per_sum for rank in ranks for report_sums in self._of_rank[rank])
         tables = [_joined(self._of_rank[rank], per_sum) for rank in ranks]
         common = reduce(np.intersect1d, (table[:, 0] for table in tables))
         rows = np.stack([table[np.isin(table[:, 0], common)] for table in tables])
@@ -157,17 +159,17 @@ def _last_repetition(rows: Int64) -> Int64:
     return rows[again[-1] + 1 :] if len(again) else rows
 
 
-def _begin_of(own: deque[_ReportSums], step: int) -> Since | None:
-    for rows, steps_per_sum in reversed(own):
+def _begin_of(reports: deque[_ReportSums], step: int) -> Since | None:
+    for rows, steps_per_sum in reversed(reports):
         if rows[0, 0] <= step:
             first, steps, _, begin_ns = rows[np.searchsorted(rows[:, 0], step, side="right") - 1].tolist()
             return Since(first, begin_ns / 1e9, steps_per_sum - 1) if step < first + steps else None
     return None
 
 
-def _joined(own: Collection[_ReportSums], per_sum: int) -> Int64:
+def _joined(reports: Collection[_ReportSums], per_sum: int) -> Int64:
     """Return the sums of a rank over ``per_sum`` steps: their number, and the four columns of ``_ReportSums``."""
-    rows = np.concatenate([one.rows for one in own])
+    rows = np.concatenate([report_sums.rows for report_sums in reports])
     number = rows[:, 0] // per_sum
     begins = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
     sums = np.add.reduceat(rows[:, 1:3], begins)
@@ -200,11 +202,11 @@ def _since_of_stage(
         )
         for first, end in bounds
     ]
-    found: dict[int, Since] = {}
+    since_of_rank: dict[int, Since] = {}
     for row, rank in enumerate(compared.rank[rows].tolist()):
         if rank not in slow:
             continue
-        is_slow = [bool(one.is_slow[row]) for one in judged]
+        is_slow = [bool(each.is_slow[row]) for each in judged]
         stretch = _first_stretch(is_slow, [int(steps.begin_ns[first]) / 1e9 for first, _ in bounds], seconds)
         if stretch is None:
             continue
@@ -218,8 +220,8 @@ def _since_of_stage(
         place_error = _ERROR_OF_PLACE * (error[row] / max(mean - before, 1.0)) ** 2 if at else 0.0
         within = int(min(place_error, len(steps))) * steps.steps_per_sum
         within += steps.steps_per_sum if steps.steps_per_sum > 1 else 0
-        found[rank] = Since(int(steps.number[at]), int(steps.begin_ns[at]) / 1e9, within, at == 0)
-    return found
+        since_of_rank[rank] = Since(int(steps.number[at]), int(steps.begin_ns[at]) / 1e9, within, at == 0)
+    return since_of_rank
 
 
 def _first_stretch(is_slow: Sequence[bool], begins: Sequence[float], seconds: float) -> int | None:

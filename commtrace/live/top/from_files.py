@@ -168,9 +168,13 @@ def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
             f"Attempt {launch + 1} of the job is shown. Steps that it does again, compared with attempt {launch}: "
             f"commtrace summary {run.path}"
         )
-    again = [one for one in repeated_steps([LaunchSteps.of(run)]) if steps is not None and one.step in steps]
+    again = [
+        repeated for repeated in repeated_steps([LaunchSteps.of(run)]) if steps is not None and repeated.step in steps
+    ]
     for step in again[-_MOST_REPEATED:]:
-        durations = ", ".join(f"attempt {one.attempt} took {format_duration(one.duration_ns)}" for one in step.attempts)
+        durations = ", ".join(
+            f"attempt {attempt.attempt} took {format_duration(attempt.duration_ns)}" for attempt in step.attempts
+        )
         yield f"Step {step.step} was done {len(step.attempts)} times: {durations}. The last one is shown."
 
 
@@ -181,7 +185,7 @@ def _run_and_steps(newest: Newest, last: int) -> tuple[Run, StepRange | None]:
     inferred = infer_steps(newest.run)
     if inferred is None:
         return newest.run, None
-    ends = [own[-1] for trace in inferred.ranks.values() if len(own := _step_numbers(trace))]
+    ends = [numbers[-1] for trace in inferred.ranks.values() if len(numbers := _step_numbers(trace))]
     if not ends:
         return newest.run, None
     end = int(min(ends)) + 1
@@ -203,11 +207,11 @@ def _analysed(run: Run, steps: StepRange | None) -> Analysis | None:
 
 
 def _durations(run: Run, steps: StepRange | None) -> np.ndarray:
-    found = [np.empty(0, np.int64)]
+    durations = [np.empty(0, np.int64)]
     for trace in run.ranks.values() if steps else ():
         rows = (trace.spans.kind == schema.STEP) & steps.mask(trace.spans.step)  # type: ignore[union-attr]
-        found.append(trace.spans.end[rows] - trace.spans.start[rows])
-    return np.concatenate(found)
+        durations.append(trace.spans.end[rows] - trace.spans.start[rows])
+    return np.concatenate(durations)
 
 
 def _median(values: Sequence[int]) -> int | None:
@@ -237,15 +241,15 @@ def _dated(finding: Finding) -> Finding:
 
 def _waits(run: Run, matches: Matches) -> dict[int, dict[int, int]]:
     """Return the wait of each rank for each other one, ns over all steps."""
-    found: dict[int, dict[int, int]] = {}
+    waits: dict[int, dict[int, int]] = {}
     for rank, trace in run.ranks.items():
-        own = matches.ranks[rank]
-        wait = own.wait_ns(trace.spans)
-        waited = (own.last_rank >= 0) & (own.last_rank != rank) & (wait > 0)
-        waited_for, which = np.unique(own.last_rank[waited], return_inverse=True)
+        rank_matches = matches.ranks[rank]
+        wait = rank_matches.wait_ns(trace.spans)
+        waited = (rank_matches.last_rank >= 0) & (rank_matches.last_rank != rank) & (wait > 0)
+        waited_for, which = np.unique(rank_matches.last_rank[waited], return_inverse=True)
         totals = np.bincount(which.reshape(-1), wait[waited], len(waited_for))
-        found[rank] = {int(last): int(ns) for last, ns in zip(waited_for, totals, strict=True)}
-    return found
+        waits[rank] = {int(last): int(ns) for last, ns in zip(waited_for, totals, strict=True)}
+    return waits
 
 
 def _row(
@@ -257,12 +261,12 @@ def _row(
     used: Sequence[int],
 ) -> RankRow:
     waited_for = max(waits, key=lambda rank: waits[rank]) if waits else None
-    own = _step_numbers(trace)
+    numbers = _step_numbers(trace)
     row = RankRow(
         rank=trace.rank,
         host=trace.metadata.node,
         where=" ".join(f"{name}{at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1),
-        last_step=last_step if last_step >= 0 else int(own[-1]) if len(own) else -1,
+        last_step=last_step if last_step >= 0 else int(numbers[-1]) if len(numbers) else -1,
         age_ns=ending.behind_ns,
         state=ending.state,
         dropped=sum(trace.dropped.values()),
@@ -275,7 +279,10 @@ def _row(
         row,
         step_ns=mean.wall_ns,
         parts={part: mean.part(part) for part in PARTS},
-        exposed={role: Exposed(one.total_ns, one.wait_ns, one.transfer_ns) for role, one in mean.exposed.items()},
+        exposed={
+            role: Exposed(exposed.total_ns, exposed.wait_ns, exposed.transfer_ns)
+            for role, exposed in mean.exposed.items()
+        },
         launch_bound_ns=None if mean.launch_bound_ns is None else sum(mean.launch_bound_ns.values()),
         waits_for=waited_for,
         waits_ns=waits[waited_for] // len(used) if waits and waited_for is not None else 0,
@@ -286,7 +293,7 @@ def _row(
 def _from_monitor(monitor: MonitorStatus | None, now_ns: int) -> list[Finding]:
     # What is silent is told by the ranks' files, with the state of its process.
     is_old = monitor is None or _is_old(monitor, now_ns)
-    return [] if monitor is None or is_old else [one for one in monitor.findings if one.kind != SILENT_KIND]
+    return [] if monitor is None or is_old else [finding for finding in monitor.findings if finding.kind != SILENT_KIND]
 
 
 def _is_old(monitor: MonitorStatus, now_ns: int) -> bool:
@@ -298,33 +305,33 @@ def _each_once(
 ) -> Iterator[ShownFinding]:
     """Yield each finding once: what the monitor and the steps shown say, as the closer comparison of the steps says."""
     rest, both = list(by_steps), list[Finding]()
-    for one in by_monitor:
-        if any(_is_same(closer, one) for closer in both):
+    for told in by_monitor:
+        if any(_is_same(closer, told) for closer in both):
             continue
-        closer = next((finding for finding in rest if _is_same(finding, one)), None)
+        closer = next((finding for finding in rest if _is_same(finding, told)), None)
         if closer is not None:
             rest.remove(closer)
             both.append(closer)
-            yield ShownFinding(structs.replace(beginning_as(closer, one), id=one.id), BOTH)
-        elif is_judged and one.kind == SLOW:
-            yield ShownFinding(structs.replace(one, evidence=f"{one.evidence} {_NOT_SEEN}"), MONITOR)
+            yield ShownFinding(structs.replace(beginning_as(closer, told), id=told.id), BOTH)
+        elif is_judged and told.kind == SLOW:
+            yield ShownFinding(structs.replace(told, evidence=f"{told.evidence} {_NOT_SEEN}"), MONITOR)
         else:
-            yield ShownFinding(one, MONITOR)
+            yield ShownFinding(told, MONITOR)
     yield from (ShownFinding(finding, STEPS_SHOWN) for finding in rest)
 
 
-def _is_same(one: Finding, other: Finding) -> bool:
-    if one.kind != other.kind:
+def _is_same(finding: Finding, told: Finding) -> bool:
+    if finding.kind != told.kind:
         return False
-    if one.kind == NOT_JUDGED:
-        return one.evidence == other.evidence
-    if one.kind != SLOW:
-        return one.id == other.id and one.kind != HANG  # of which the monitor knows more
-    if one.cause in OF_DIVISION or other.cause in OF_DIVISION or JOB in (one.place, other.place):
-        return (one.cause, one.who) == (other.cause, other.who)
-    if HOST in (one.place, other.place) and one.host == other.host:
+    if finding.kind == NOT_JUDGED:
+        return finding.evidence == told.evidence
+    if finding.kind != SLOW:
+        return finding.id == told.id and finding.kind != HANG  # of which the monitor knows more
+    if finding.cause in OF_DIVISION or told.cause in OF_DIVISION or JOB in (finding.place, told.place):
+        return (finding.cause, finding.who) == (told.cause, told.who)
+    if HOST in (finding.place, told.place) and finding.host == told.host:
         return True
-    return not {*one.ranks}.isdisjoint(other.ranks)
+    return not {*finding.ranks}.isdisjoint(told.ranks)
 
 
 def _notes(

@@ -233,7 +233,7 @@ class EndpointSource:
     def frame_of(self, text: str, now_ns: int) -> Frame:
         """Return the frame of this answer of the endpoint and of its former answers."""
         now = totals_of(_parsed(text, redacted_url(self._url)))
-        if not any(one.steps for one in now.values()):
+        if not any(totals.steps for totals in now.values()):
             raise RunNotFoundError(f"{redacted_url(self._url)} has no complete step yet.")
         if self._seen and _steps(now) < _steps(self._seen[-1]):
             self._seen.clear()  # the job was restarted
@@ -241,8 +241,8 @@ class EndpointSource:
         while len(self._seen) > 2 and _steps(now) - _steps(self._seen[1]) >= self._last:
             self._seen.popleft()
         before = self._seen[0]
-        added = {rank: one.since(before.get(rank, ScrapedTotals())) for rank, one in now.items()}
-        is_all = not any(one.steps for one in added.values())
+        added = {rank: totals.since(before.get(rank, ScrapedTotals())) for rank, totals in now.items()}
+        is_all = not any(totals.steps for totals in added.values())
         note = (
             "A metrics endpoint has one rank. Give top the run directory, or a Prometheus, to see the others."
             if len(now) == 1
@@ -270,37 +270,37 @@ class PrometheusSource:
         """
         began = time.monotonic_ns()
         runs = self._query("max by (run_id) (commtrace_last_step_timestamp_seconds)")
-        newest = {one.labels.get("run_id", ""): one.value for one in runs}
+        newest = {sample.labels.get("run_id", ""): sample.value for sample in runs}
         if not newest:
             raise RunNotFoundError(f"{redacted_url(self._url)} has no metrics of a step. Does it scrape the ranks?")
         if self._run_id and self._run_id not in newest:
             raise RunNotFoundError(
                 f"{redacted_url(self._url)} has no run {self._run_id}. Its runs: {', '.join(newest)}."
             )
-        run_id = self._run_id or max(newest, key=lambda one: newest[one])
+        run_id = self._run_id or max(newest, key=lambda sample: newest[sample])
         total = totals_of(self._samples(run_id))
-        steps, seconds = _steps(total), sum(one.seconds for one in total.values())
+        steps, seconds = _steps(total), sum(totals.seconds for totals in total.values())
         window = max(_SHORTEST_WINDOW_SECONDS, math.ceil(1.5 * self._last * seconds / steps) if steps else 0)
         # Not increase(): it extrapolates each counter differently, so the parts would not add up to the step.
         before = totals_of(self._samples(run_id, f" offset {window}s"))
-        added = {rank: one.since(before.get(rank, ScrapedTotals())) for rank, one in total.items()}
+        added = {rank: totals.since(before.get(rank, ScrapedTotals())) for rank, totals in total.items()}
         alerts = self._query(
             f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
         )
-        found = self._query(f'{{__name__=~"{"|".join(_OF_FINDINGS)}",run_id={json.dumps(run_id)}}}')
+        samples = self._query(f'{{__name__=~"{"|".join(_OF_FINDINGS)}",run_id={json.dumps(run_id)}}}')
         frame = frame_of_totals(
             redacted_url(self._url),
             added,
             total,
             time.time_ns(),
-            [one.labels for one in alerts],
-            found,
+            [sample.labels for sample in alerts],
+            samples,
             delay_seconds=_SCRAPE_SECONDS,
         )
-        others = sorted(set(newest) - {run_id})
+        other_runs = sorted(set(newest) - {run_id})
         notes = [*frame.notes, f"Means over the last {window} s."]
-        if others and not self._run_id:
-            listed = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+        if other_runs and not self._run_id:
+            listed = ", ".join(other_runs[:3]) + (" …" if len(other_runs) > 3 else "")
             notes.append(f"This run has the newest step of {len(newest)} runs. Choose another with --run-id: {listed}")
         return replace(frame, run_id=run_id, notes=tuple(notes), took_ns=time.monotonic_ns() - began)
 
@@ -310,14 +310,17 @@ class PrometheusSource:
         series = f'{{__name__=~"{"|".join(_SERIES)}",run_id={json.dumps(run_id)}}}{offset}'
         # Sums have no name: it travels in a label.
         named = f'label_replace({series}, "series", "$1", "__name__", "(.*)")'
-        for one in self._query(f"sum without ({', '.join(_SUMMED)}) ({named})"):
-            yield one._replace(name=one.labels.get("series", ""))
+        for sample in self._query(f"sum without ({', '.join(_SUMMED)}) ({named})"):
+            yield sample._replace(name=sample.labels.get("series", ""))
 
     def _query(self, expression: str) -> list[MetricSample]:
         answer = fetch(f"{self._url}/api/v1/query", query=expression)
         try:
             decoded: _Answer = decode_json(answer, _Answer)
-            return [_sample(one.metric.get("__name__", ""), one.metric, one.value[1]) for one in decoded.data.result]
+            return [
+                _sample(result.metric.get("__name__", ""), result.metric, result.value[1])
+                for result in decoded.data.result
+            ]
         except ValueError as error:
             raise MetricsError(
                 f"{redacted_url(self._url)} does not answer like a Prometheus. "
@@ -353,7 +356,7 @@ def _parsed(text: str, where: str) -> list[MetricSample]:
         families = list(text_string_to_metric_families(text))
     except Exception as error:  # its parser raises nearly anything for what is not in the format
         raise MetricsError(f"{where} is not in Prometheus's text format: {error}") from error
-    return [_sample(one.name, one.labels, one.value) for family in families for one in family.samples]
+    return [_sample(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float | str) -> MetricSample:
@@ -377,45 +380,45 @@ class _Answer(msgspec.Struct):
 
 def totals_of(samples: Iterable[MetricSample]) -> Totals:
     """Return totals by rank; metrics of other programs are ignored."""
-    found: Totals = {}
+    totals: Totals = {}
     for name, labels, value in samples:
         if not name.startswith("commtrace_") or math.isnan(value):
             continue
-        one = found.setdefault(labels.get("rank", ""), ScrapedTotals())
-        own = {key: text for key, text in labels.items() if key not in _OF_SAMPLES}
-        one.labels = {**one.labels, **own}
+        of_rank = totals.setdefault(labels.get("rank", ""), ScrapedTotals())
+        of_target = {key: text for key, text in labels.items() if key not in _OF_SAMPLES}
+        of_rank.labels = {**of_rank.labels, **of_target}
         part = name.removeprefix("commtrace_").removesuffix("_seconds_total")
         if name == "commtrace_step_duration_seconds_count":
-            one.steps = value
+            of_rank.steps = value
         elif name == "commtrace_step_duration_seconds_sum":
-            one.seconds = value
+            of_rank.seconds = value
         elif name == "commtrace_compute_seconds_total":
-            one.parts["compute"] = one.parts.get("compute", 0.0) + value
+            of_rank.parts["compute"] = of_rank.parts.get("compute", 0.0) + value
         elif name == "commtrace_exposed_seconds_total":
             role = labels.get("role", "other")
-            one.exposed[role] = one.exposed.get(role, 0.0) + value
+            of_rank.exposed[role] = of_rank.exposed.get(role, 0.0) + value
         elif name == "commtrace_exposed_split_seconds_total":
             role = labels.get("role", "other")
-            wait, transfer = one.split.get(role, (0.0, 0.0))
+            wait, transfer = of_rank.split.get(role, (0.0, 0.0))
             is_wait = labels.get("part") == "wait"
-            one.split[role] = (wait + value, transfer) if is_wait else (wait, transfer + value)
+            of_rank.split[role] = (wait + value, transfer) if is_wait else (wait, transfer + value)
         elif name == "commtrace_work_seconds_total":
-            one.work = value
+            of_rank.work = value
         elif name == "commtrace_launch_bound_seconds_total":
-            one.launch_bound = (one.launch_bound or 0.0) + value
+            of_rank.launch_bound = (of_rank.launch_bound or 0.0) + value
         elif name == "commtrace_spans_dropped_total":
-            one.dropped = (one.dropped or 0.0) + value
+            of_rank.dropped = (of_rank.dropped or 0.0) + value
         elif name == "commtrace_last_step":
-            one.last_step = int(value)
+            of_rank.last_step = int(value)
         elif name == "commtrace_last_step_timestamp_seconds":
-            one.ended = value
+            of_rank.ended = value
         elif name == "commtrace_unknown_stage":
-            one.is_in_unknown_stage = True
+            of_rank.is_in_unknown_stage = True
         elif name == "commtrace_open_phase":
-            one.is_pausing = one.is_pausing or value > 0
+            of_rank.is_pausing = of_rank.is_pausing or value > 0
         elif part in _PARTS and name.endswith("_seconds_total"):
-            one.parts[part] = value
-    return found
+            of_rank.parts[part] = value
+    return totals
 
 
 def frame_of_totals(
@@ -424,7 +427,7 @@ def frame_of_totals(
     so_far: Totals,
     now_ns: int,
     alerts: Sequence[Mapping[str, str]] = (),
-    found: Sequence[MetricSample] = (),
+    of_monitor: Sequence[MetricSample] = (),
     *,
     delay_seconds: float = 0.0,
 ) -> Frame:
@@ -438,18 +441,18 @@ def frame_of_totals(
     told_ns = now_ns - round(1e9 * delay_seconds)
     each = (_row(so_far[rank], shown_totals.get(rank), now_ns, told_ns) for rank in so_far)
     rows = tuple(sorted(each, key=_by_rank))
-    ids = {one.labels["run_id"] for one in so_far.values() if "run_id" in one.labels}
+    ids = {totals.labels["run_id"] for totals in so_far.values() if "run_id" in totals.labels}
     nodes = {row.host for row in rows}
     steps_ns = [row.step_ns for row in rows if row.step_ns is not None]
-    all_steps, all_seconds = _steps(so_far), sum(one.seconds for one in so_far.values())
-    least = round(min((one.steps for one in shown_totals.values() if one.steps), default=0))
+    all_steps, all_seconds = _steps(so_far), sum(totals.seconds for totals in so_far.values())
+    least = round(min((totals.steps for totals in shown_totals.values() if totals.steps), default=0))
     step_ns = round(float(np.median(steps_ns))) if steps_ns else None
-    shown = [ShownFinding(finding, MONITOR) for finding in _from_monitor(found, rows, step_ns)]
+    shown = [ShownFinding(finding, MONITOR) for finding in _from_monitor(of_monitor, rows, step_ns)]
     shown += [ShownFinding(finding, ALERT) for finding in _from_alerts(alerts) if not _is_named(finding, shown)]
     shown += [ShownFinding(finding, METRICS) for finding in _from_work(shown_totals) if not _is_named(finding, shown)]
     if len(rows) <= 1:
         shown.append(ShownFinding(not_judged(RANKS, "One rank alone does not show who is slow."), METRICS))
-    pausing = sorted(rank for rank, one in so_far.items() if one.is_pausing)
+    pausing = sorted(rank for rank, totals in so_far.items() if totals.is_pausing)
     if not pausing:
         shown += [ShownFinding(finding, METRICS) for finding in _stalled(rows, step_ns)]
     findings = ranked_once(shown)
@@ -474,7 +477,7 @@ def _by_rank(row: RankRow) -> int:
 
 
 def _steps(totals: Totals) -> float:
-    return sum(one.steps for one in totals.values())
+    return sum(of_rank.steps for of_rank in totals.values())
 
 
 def _row(so_far: ScrapedTotals, added: ScrapedTotals | None, now_ns: int, told_ns: int) -> RankRow:
@@ -515,7 +518,7 @@ def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
 
 
 def _is_named(finding: Finding, shown: Sequence[ShownFinding]) -> bool:
-    return any(one.kind == SLOW and finding.rank in one.ranks for one, _ in shown)
+    return any(shown_finding.kind == SLOW and finding.rank in shown_finding.ranks for shown_finding, _ in shown)
 
 
 def _slow(labels: Mapping[str, str], evidence: str) -> Finding:
@@ -539,12 +542,12 @@ def _from_alerts(alerts: Iterable[Mapping[str, str]]) -> Iterator[Finding]:
         yield _slow(labels, "The alert CommtraceStraggler fires.")
 
 
-def _from_monitor(found: Iterable[MetricSample], rows: Sequence[RankRow], step_ns: int | None) -> Iterator[Finding]:
+def _from_monitor(samples: Iterable[MetricSample], rows: Sequence[RankRow], step_ns: int | None) -> Iterator[Finding]:
     hosts = {row.rank: row.host for row in rows}
     values: dict[str, dict[_FindingLabels, float]] = {name: {} for name in _OF_FINDINGS}
-    for one in found:
-        if one.name in values:  # a server may answer what nobody asked for
-            values[one.name][_FindingLabels.of(one.labels)] = one.value
+    for sample in samples:
+        if sample.name in values:  # a server may answer what nobody asked for
+            values[sample.name][_FindingLabels.of(sample.labels)] = sample.value
     for labels, seconds in sorted(values[_COST].items(), key=lambda item: -item[1]):
         if not labels.are_known or math.isnan(seconds):
             continue
@@ -604,24 +607,24 @@ def _ranks(label: str) -> tuple[int, ...]:
 
 def _from_work(totals: Totals) -> Iterator[Finding]:
     """Yield ranks with more own work than is normal at their stage."""
-    known = [rank for rank, one in totals.items() if one.work is not None and one.steps > 0]
-    if not known or any(one.is_in_unknown_stage for one in totals.values()):
+    known = [rank for rank, of_rank in totals.items() if of_rank.work is not None and of_rank.steps > 0]
+    if not known or any(of_rank.is_in_unknown_stage for of_rank in totals.values()):
         return
     per_step = [totals[rank] for rank in known]
-    scale_ns = np.array([1e9 * one.seconds / one.steps for one in per_step])
+    scale_ns = np.array([1e9 * of_rank.seconds / of_rank.steps for of_rank in per_step])
     judged = judge(
         Work(
             rank=np.arange(len(known)),
-            peers=_numbers(f"{one.labels.get('pp', '')},{one.labels.get('peers', '')}" for one in per_step),
-            host=_numbers(one.labels.get("node", "") for one in per_step),
-            total_ns=np.array([1e9 * (one.work or 0.0) / one.steps for one in per_step]),
+            peers=_numbers(f"{of_rank.labels.get('pp', '')},{of_rank.labels.get('peers', '')}" for of_rank in per_step),
+            host=_numbers(of_rank.labels.get("node", "") for of_rank in per_step),
+            total_ns=np.array([1e9 * (of_rank.work or 0.0) / of_rank.steps for of_rank in per_step]),
             error_ns=np.zeros(len(known)),
             scale_ns=scale_ns,
         ),
         SUMS,
     )
-    waiting = np.array([sum(one.exposed.values()) + one.parts.get("bubble", 0.0) for one in per_step])
-    waiting_ns = 1e9 * waiting / np.array([one.steps for one in per_step])
+    waiting = np.array([sum(of_rank.exposed.values()) + of_rank.parts.get("bubble", 0.0) for of_rank in per_step])
+    waiting_ns = 1e9 * waiting / np.array([of_rank.steps for of_rank in per_step])
     for row in sorted(np.flatnonzero(judged.is_slow).tolist(), key=lambda row: -judged.excess_ns[row]):
         normal_ns, excess_ns = float(judged.normal_ns[row]), float(judged.excess_ns[row])
         cost_ns = min(excess_ns, float(np.median(waiting_ns[~judged.is_slow])))

@@ -393,6 +393,13 @@ class Config:
         "sums. `0`: only steps that are [asked for](recording.md#runs-of-weeks).",
         example="50",
     )
+    quiet: int = option(
+        3,
+        whole_number(0, 10),
+        "Per cent of the steps that are not recorded, three at a time at places that are drawn, so that the run itself "
+        "[measures what recording costs](own-cost.md). The first hundred steps are all recorded. `0`: every step is.",
+        example="0",
+    )
     keep_steps: int = option(
         0,
         whole_number(0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,6 +136,14 @@ class RunView:
     def has_grown(self) -> bool:
         """Return whether more was recorded since the run was read."""
         return _recorded_bytes(self.path) != self._size
+
+    @property
+    def told(self) -> Mapping[str, str] | None:
+        """Return the state of the job and its first finding, in words; None before the run was summarised."""
+        if not self._summary.done() or self._summary.exception() is not None:
+            return None
+        summary = self._summary.result()
+        return {"state": summary.state, "text": next((one.line() for one in summary.findings), "nothing found")}
 
     def what_if(self, question: Question) -> bytes | None:
         """Return the answer to a question; None where questions are not answered.

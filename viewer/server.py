@@ -129,6 +129,13 @@ class RunServer:
     def admits(self, token: str) -> bool:
         return hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode())
 
+    def listed(self) -> dict[str, object]:
+        """Return the list of runs, with what was found in those that this server has read."""
+        with self._lock:
+            views = dict(self._views)
+        read = {name: told for name, view in views.items() if (told := view.told) is not None}
+        return {**self.list_runs(), "read": read}
+
     def view(self, run: str) -> RunView | None:
         """Return a run that is read, or begin to read it; None if there is none of this name."""
         path = self._paths().get(run)
@@ -216,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             case [""]:
                 self._send(fill_page("commtrace", [], server="").encode(), "text/html; charset=utf-8")
             case ["data", "runs.json"]:
-                self._send(json.dumps(self.site.list_runs(), allow_nan=False).encode(), "application/json")
+                self._send(json.dumps(self.site.listed(), allow_nan=False).encode(), "application/json")
             case ["run", name]:
                 if self.site.view(name) is None:
                     self._no_run(name)

@@ -14,9 +14,9 @@ _LARGEST = 2**62
 
 def pack(columns: Sequence[npt.NDArray[np.generic]]) -> Int64:
     """Return numbers that are equal exactly where all integer columns are equal, and that sort like the columns do."""
-    first, *others = columns
+    first, *more = columns
     key, key_range = _from_zero(first)
-    for column in others:
+    for column in more:
         digits, digits_range = _from_zero(column)
         if key_range * digits_range > _LARGEST:
             key, key_range = _dense(key)
@@ -79,8 +79,8 @@ def grouped_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64, Int
 def find_rows(known: Sequence[npt.NDArray[np.generic]], wanted: Sequence[npt.NDArray[np.generic]]) -> Int64:
     """Return the first known row, of columns, that each wanted row equals; −1 for none."""
     first, number = grouped(pack([np.concatenate(columns) for columns in zip(known, wanted, strict=True)]))
-    found = first[number[len(known[0]) :]]
-    return np.where(found < len(known[0]), found, -1)
+    row = first[number[len(known[0]) :]]
+    return np.where(row < len(known[0]), row, -1)
 
 
 def _from_zero(column: npt.NDArray[np.generic]) -> tuple[Int64, int]:

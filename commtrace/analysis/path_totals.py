@@ -123,11 +123,11 @@ class PathTotals:
         if not used:
             return
         self.nodes.update({rank: trace.metadata.node for rank, trace in window.recorded.ranks.items()})
-        found = critical_path(matched.context, matched.alignment)
-        if found is None:
+        path = critical_path(matched.context, matched.alignment)
+        if path is None:
             self.num_left_out += len(used)
         else:
-            self.path = self.path.plus(found)
+            self.path = self.path.plus(path)
         self.last_step = used[-1]
         lost = _lost(matched)
         if lost is not None:
@@ -147,9 +147,9 @@ def _lost(matched: Matched) -> LostTime | None:
 
 
 def _attempts_of(run: Run) -> dict[int, int]:
-    return {one.step: len(one.attempts) for one in repeated_steps([LaunchSteps.of(run)])}
+    return {repeated.step: len(repeated.attempts) for repeated in repeated_steps([LaunchSteps.of(run)])}
 
 
 def _launch_of(run: Run) -> _Launch:
     metadata = run.any_metadata
-    return _Launch(metadata.run_id, metadata.attempt, max(one.metadata.session for one in run.ranks.values()))
+    return _Launch(metadata.run_id, metadata.attempt, max(trace.metadata.session for trace in run.ranks.values()))

@@ -16,7 +16,7 @@ from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.arrivals import describe_group, known_groups
 from commtrace.analysis.matching.coverage import RowCounts
 from commtrace.analysis.steps.attempts import is_earlier
-from commtrace.analysis.steps.choice import DURATION_ONLY, WARM_UP, StepChoice
+from commtrace.analysis.steps.choice import DURATION_ONLY, LENGTH_KNOWN, WARM_UP, StepChoice
 from commtrace.analysis.steps.progress import unreached_steps
 from commtrace.findings.formatting import format_ranges, format_ranks
 from commtrace.trace import schema
@@ -56,7 +56,7 @@ class StepNumbers:
     example: StepsThatMeet | None = None  # the first of these
 
     def __add__(self, other: StepNumbers) -> StepNumbers:
-        examples = [one for one in (self.example, other.example) if one is not None]
+        examples = [example for example in (self.example, other.example) if example is not None]
         return StepNumbers(self.matched + other.matched, self.apart + other.apart, min(examples, default=None))
 
     @property
@@ -68,11 +68,11 @@ class StepNumbers:
         """Yield a sentence if communications of different step numbers meet too often."""
         if self.example is None or not self.are_apart:
             return
-        step, rank, other_step, other = self.example
+        step, rank, other_step, other_rank = self.example
         yield (
-            f"Ranks number their steps differently: what rank {other} does in step {other_step} meets what rank {rank} "
-            f"does in step {step}. Whatever compares ranks step by step compares different steps: give commtrace.step "
-            "the same number on all ranks."
+            f"Ranks number their steps differently: what rank {other_rank} does in step {other_step} meets what rank "
+            f"{rank} does in step {step}. Whatever compares ranks step by step compares different steps: give "
+            "commtrace.step the same number on all ranks."
         )
 
 
@@ -84,8 +84,8 @@ def find_step_numbers(context: Context) -> StepNumbers:
             block.together({rank: getattr(context.matches.ranks[rank], column) for rank in block.ranks})
             for column in ("bucket", "participants")
         )
-        own = np.flatnonzero((participants > 1) & (block.spans.step >= 0))
-        rows.append((bucket[own], block.spans.step[own], block.rank()[own]))
+        rows_of_steps = np.flatnonzero((participants > 1) & (block.spans.step >= 0))
+        rows.append((bucket[rows_of_steps], block.spans.step[rows_of_steps], block.rank()[rows_of_steps]))
     if not rows:
         return StepNumbers(0, 0, None)
     bucket, step, whose = (np.concatenate(columns) for columns in zip(*rows, strict=True))
@@ -153,14 +153,14 @@ def _choice(recorded: Run, choice: StepChoice) -> Iterable[str]:
     silent = sorted(set(recorded.ranks) - set(choice.ranks))
     if silent:
         yield f"Left out, because they recorded no complete step: {format_ranks(silent)}."
-    incomplete = sum(reason not in (WARM_UP, DURATION_ONLY) for reason in choice.left_out.values())
+    incomplete = sum(reason not in (WARM_UP, *LENGTH_KNOWN) for reason in choice.left_out.values())
     if choice.used and incomplete:
         were = "step was" if incomplete == 1 else "steps were"
         yield f"{incomplete} {were} left out because not every rank recorded them in full."
 
 
 def _backwards(counts: Mapping[int, RowCounts]) -> Iterable[str]:
-    backwards = {rank: own.backwards for rank, own in counts.items() if own.backwards}
+    backwards = {rank: rank_counts.backwards for rank, rank_counts in counts.items() if rank_counts.backwards}
     if backwards:
         yield (
             f"{sum(backwards.values())} spans of {format_ranks(backwards)} end before they start, and count as 0 ns: "
@@ -188,7 +188,7 @@ def _endings(traces: Collection[RankTrace]) -> Iterable[str]:
         yield f"Ended by {call}: {format_ranks(numbers)}. See commtrace doctor."
     for trace in unclosed:
         if trace.in_flight:
-            words = [f"{one.operation} number {one.seq if one.seq >= 0 else '?'}" for one in trace.in_flight]
+            words = [f"{call.operation} number {call.seq if call.seq >= 0 else '?'}" for call in trace.in_flight]
             yield f"Rank {trace.rank} was last seen in {', '.join(words[:4])}{' …' if len(words) > 4 else ''}."
 
 

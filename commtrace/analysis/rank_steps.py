@@ -43,13 +43,13 @@ class RankSteps:
 
     def __add__(self, other: RankSteps) -> RankSteps:
         halvings = max(self.halvings, other.halvings)
-        one, another = self._halved(halvings), other._halved(halvings)
+        first, second = self._halved(halvings), other._halved(halvings)
         both = RankSteps(
             self.ranks,
-            np.concatenate([one.block, another.block]),
-            np.concatenate([one.first, another.first]),
-            np.concatenate([one.last, another.last]),
-            np.concatenate([one.values, another.values], axis=1),
+            np.concatenate([first.block, second.block]),
+            np.concatenate([first.first, second.first]),
+            np.concatenate([first.last, second.last]),
+            np.concatenate([first.values, second.values], axis=1),
             halvings,
         )
         return both._summed().bounded()
@@ -106,8 +106,8 @@ def rank_steps(analysis: Analysis) -> RankSteps:
 
 def _amounts(times: Partition) -> tuple[Int64, ...]:
     """Return the first columns of the quantities."""
-    one = np.ones(len(times.rank), np.int64)
-    return (one, times.wall_ns, *(times.total(kind) for kind in (COMPUTE, WAIT, TRANSFER, BUBBLE)))
+    num_steps = np.ones(len(times.rank), np.int64)
+    return (num_steps, times.wall_ns, *(times.total(kind) for kind in (COMPUTE, WAIT, TRANSFER, BUBBLE)))
 
 
 def own_and_typical_work(
@@ -121,8 +121,8 @@ def own_and_typical_work(
     shape = times.of("steps").shape
     if work is None:
         return (np.full(shape, UNKNOWN, np.int64),) * 2
-    own = work.by_rank_and_step(work.table.work_ns)
-    typical = work.typical_work_ns(own, slow)
+    work_ns = work.by_rank_and_step(work.table.work_ns)
+    typical_ns = work.typical_work_ns(work_ns, slow)
     rank, block = np.searchsorted(times.ranks, work.ranks), times.blocks_of(work.steps)
     number = np.bincount(block, minlength=shape[1])
 
@@ -132,4 +132,4 @@ def own_and_typical_work(
         known = (number > 0) & np.isfinite(sums)
         return np.where(known, np.rint(np.nan_to_num(sums) / np.maximum(number, 1)), UNKNOWN).astype(np.int64)
 
-    return mean(own), mean(typical)
+    return mean(work_ns), mean(typical_ns)

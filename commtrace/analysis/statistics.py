@@ -29,6 +29,10 @@ LOWER_QUARTILE_OF_DISTANCE: Final = 0.3186
 ERROR_OF_MEDIAN: Final = 1.2533
 """Standard errors of a median per standard error of a mean."""
 
+_STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+"""Student's t for 95 %, both sides, of 1, 2, … degrees of freedom."""
+_STUDENT_OF_MORE: Final = 2.1
+
 MOST_EXACT: Final = 1_000_000
 """Values of all distributions of a table together, 8 MB, up to which their quantiles are exact."""
 
@@ -52,6 +56,17 @@ def robust_sigma(values: Float64) -> float:
     """Return the standard deviation by the quartiles: single outliers do not count, two equal camps do."""
     low, high = np.quantile(values, [0.25, 0.75])
     return float(high - low) / QUARTILES_APART
+
+
+def half_width_of_mean(values: Float64) -> float:
+    """Return half of Student's 95 % interval of the mean of two or more independent values."""
+    freedom = len(values) - 1
+    return student(freedom) * float(np.std(values, ddof=1)) / float(np.sqrt(len(values)))
+
+
+def student(freedom: int) -> float:
+    """Return Student's t for 95 %, both sides; for many degrees of freedom up to 7 % too much."""
+    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_OF_MORE
 
 
 def sigma_of_deviations(values: Float64 | Int64) -> float:
@@ -115,11 +130,11 @@ def leave_one_out_median(group: Int64, values: Float64) -> Float64:
     heads = np.flatnonzero(np.concatenate([[True], np.diff(ordered_group) != 0])) if len(values) else order
     first = np.repeat(heads, np.diff(np.append(heads, len(values))))
     size = np.repeat(np.diff(np.append(heads, len(values))), np.diff(np.append(heads, len(values))))
-    own = np.arange(len(values)) - first
+    position = np.arange(len(values)) - first
     medians = np.full(len(values), np.nan)
     several = size > 1
     lower, upper = np.maximum(size - 2, 0) // 2, np.maximum(size - 1, 0) // 2
-    lower, upper = lower + (lower >= own), upper + (upper >= own)
+    lower, upper = lower + (lower >= position), upper + (upper >= position)
     middle = (ordered[(first + lower)[several]] + ordered[(first + upper)[several]]) / 2
     medians[order[several]] = middle
     return medians
@@ -154,10 +169,10 @@ class Distribution(Generic[Value]):
         maximum = max(self.maximum, other.maximum)
         if self.is_exact and other.is_exact:
             return Distribution(self.parts + other.parts, self.rounded, self.counts, maximum)
-        one, another = self.round(), other.round()
-        values, which = np.unique(np.concatenate([one.rounded, another.rounded]), return_inverse=True)
+        first, second = self.round(), other.round()
+        values, which = np.unique(np.concatenate([first.rounded, second.rounded]), return_inverse=True)
         counts = np.zeros(len(values), np.int64)
-        np.add.at(counts, which.reshape(-1), np.concatenate([one.counts, another.counts]))
+        np.add.at(counts, which.reshape(-1), np.concatenate([first.counts, second.counts]))
         return Distribution((), values, counts, maximum)
 
     def round(self) -> Distribution[Value]:
@@ -179,22 +194,22 @@ class Distribution(Generic[Value]):
         count = len(self)
         return float(np.mean([self._at((count - 1) // 2), self._at(count // 2)])) if count else None
 
-    def _at(self, place: int) -> Value:
+    def _at(self, position: int) -> Value:
         if self.is_exact:
-            value = np.partition(np.concatenate(self.parts), place)[place]
+            value = np.partition(np.concatenate(self.parts), position)[position]
         else:
-            value = self.rounded[np.searchsorted(np.cumsum(self.counts), place, side="right")]
-        found: Value = value.item()
-        return found
+            value = self.rounded[np.searchsorted(np.cumsum(self.counts), position, side="right")]
+        item: Value = value.item()
+        return item
 
 
 def join_distributions(parts: Iterable[tuple[Key, Distribution[Value]]]) -> dict[Key, Distribution[Value]]:
     """Add up the distributions of each key; all are rounded if they have more than :data:`MOST_EXACT` values."""
     joined: dict[Key, Distribution[Value]] = {}
-    for key, own in parts:
-        joined[key] = joined[key] + own if key in joined else own
+    for key, distribution in parts:
+        joined[key] = joined[key] + distribution if key in joined else distribution
     if sum(map(len, joined.values())) > MOST_EXACT:
-        return {key: own.round() for key, own in joined.items()}
+        return {key: distribution.round() for key, distribution in joined.items()}
     return joined
 
 

@@ -80,12 +80,12 @@ class TimeTotals:
 
 def means_of_ranks(run: Run, ranks: Mapping[int, RankTotals], states: Sequence[State]) -> list[RankMean]:
     """Return the mean step of every rank that has steps; ``run`` describes the ranks."""
-    return [own.mean(run.ranks[rank], states) for rank, own in ranks.items() if own.num_steps]
+    return [totals.mean(run.ranks[rank], states) for rank, totals in ranks.items() if totals.num_steps]
 
 
-def add_ranks(ranks: Mapping[int, RankTotals], others: Mapping[int, RankTotals]) -> dict[int, RankTotals]:
+def add_ranks(ranks: Mapping[int, RankTotals], more: Mapping[int, RankTotals]) -> dict[int, RankTotals]:
     """Add the sums of the same ranks over other steps."""
-    return {rank: own + others[rank] for rank, own in ranks.items()}
+    return {rank: totals + more[rank] for rank, totals in ranks.items()}
 
 
 def time_totals(analysis: Analysis) -> TimeTotals:

@@ -135,14 +135,18 @@ def baseline_of(path: str | Path, workers: Workers = ALONE) -> HealthyRun:
 
 def _repeated(recorded: Run) -> list[RepeatedStep]:
     launches = [LaunchSteps.of(launch) for launch in (*load_earlier_attempts(recorded), recorded)]
-    own = set(recorded_steps(recorded))
-    return [step for step in repeated_steps(launches) if step.step in own]
+    steps = set(recorded_steps(recorded))
+    return [step for step in repeated_steps(launches) if step.step in steps]
 
 
 def _nodes(run: Run, finding: Finding) -> NodesOfFinding:
     known = [run.ranks[rank].metadata for rank in finding.ranks if rank in run.ranks]
     return NodesOfFinding(
         finding.id,
-        tuple(f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid),
+        tuple(
+            f"rank {rank_metadata.rank}: {rank_metadata.device_uuid}"
+            for rank_metadata in known
+            if rank_metadata.device_uuid
+        ),
         exclude_nodes(known, (trace.metadata for trace in run.ranks.values())),
     )

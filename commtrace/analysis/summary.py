@@ -20,6 +20,7 @@ from commtrace.analysis.breakdown.states import COMPUTE, REPLAY
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.comparison.own_cost import own_cost
 from commtrace.analysis.engines import EngineUse, engines_used
 from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
 from commtrace.analysis.judged_run import RunSums, RunTitle, judge_run, measure_job
@@ -43,6 +44,7 @@ from commtrace.analysis.windows.run import (
     open_run,
 )
 from commtrace.findings.finding import SLOW, STOPS, Finding, verdict
+from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, fields_to_json, to_json
 from commtrace.trace.run import Run
@@ -84,6 +86,7 @@ class Summary:
 
     run: RunIdentity
     detail: RecordedDetail
+    own_cost: OwnCost | None  # of recording, from its own steps; None with too few that were not recorded
     alignment: Alignment
     run_budget: RunBudget | None  # wall time of the whole run; None if only some steps were asked for
     repeated_steps: tuple[RepeatedStep, ...]
@@ -156,9 +159,11 @@ def summarise_steps(run: OpenedRun, measured: MeasuredRun[RunSums] | None = None
     communication = totals.communication.table(ranks_of_run)
     budget, launches = _launches(recorded, is_whole)
     summed = totals.steps
+    all_steps = run_steps(launches, steps, step_durations(ranks_of_run, steps.used))
     return Summary(
         run=_identity(recorded, steps),
         detail=find_detail(recorded),
+        own_cost=own_cost(all_steps.step, all_steps.duration_ns, all_steps.is_quiet, all_steps.is_usual),
         alignment=alignment,
         run_budget=budget,
         repeated_steps=tuple(repeated_steps([launch.steps for launch in launches])),
@@ -190,7 +195,7 @@ def summarise_steps(run: OpenedRun, measured: MeasuredRun[RunSums] | None = None
         ),
         title=judged.title,
         totals=totals,
-        all_steps=run_steps(launches, steps, step_durations(ranks_of_run, steps.used)),
+        all_steps=all_steps,
     )
 
 

@@ -333,13 +333,13 @@ def _prepare(index: int, trace: RankTrace, matches: Matches) -> _Rank:
 def representatives(bounds: Sequence[RankBounds], stages: Sequence[int]) -> dict[int, Representatives]:
     """Return the median and the slowest rank of each stage by own work; ``stages`` is by index in the outline."""
     of_stage: dict[int, list[RankBounds]] = {}
-    for one in bounds:
-        of_stage.setdefault(stages[one.rank_index], []).append(one)
-    found = {}
+    for rank_bounds in bounds:
+        of_stage.setdefault(stages[rank_bounds.rank_index], []).append(rank_bounds)
+    by_stage = {}
     for stage, ranks in of_stage.items():
-        by_work = sorted(ranks, key=lambda one: (one.own_ns, one.rank_index))
-        found[stage] = Representatives(by_work[(len(by_work) - 1) // 2].rank_index, by_work[-1].rank_index)
-    return found
+        by_work = sorted(ranks, key=lambda rank_bounds: (rank_bounds.own_ns, rank_bounds.rank_index))
+        by_stage[stage] = Representatives(by_work[(len(by_work) - 1) // 2].rank_index, by_work[-1].rank_index)
+    return by_stage
 
 
 def typical_step(durations: Mapping[int, int]) -> int:
@@ -366,8 +366,8 @@ def step_durations(run: Run, steps: Sequence[int]) -> dict[int, int]:
 
 
 def _duration_ns(bounds: Sequence[Mapping[int, tuple[int, int]]], step: int) -> int:
-    own = [of_rank[step] for of_rank in bounds if step in of_rank]
-    return max(end for _, end in own) - min(start for start, _ in own)
+    of_ranks = [of_rank[step] for of_rank in bounds if step in of_rank]
+    return max(end for _, end in of_ranks) - min(start for start, _ in of_ranks)
 
 
 def _step_bounds(spans: Spans) -> dict[int, tuple[int, int]]:

@@ -69,7 +69,7 @@ from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.metadata import GroupMember, RankMetadata
 from commtrace.trace.schema import MarkDetail, mark_row
-from commtrace.trace.selection import DetailPlan, StepRange
+from commtrace.trace.selection import DetailPlan, QuietPlan, StepRange
 
 if TYPE_CHECKING:
     from commtrace.trace.topology import Recording
@@ -170,6 +170,7 @@ class Instrumentation:
             window=window,
             groups=GroupRegistry(config.skip_roles, None if native is None else native.make_counters),
             detail=DetailPlan(config.sample),
+            quiet=QuietPlan(config.quiet),
             native=native,
             first_step=0 if predecessor is None else predecessor.first_step,
         )

@@ -11,11 +11,14 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
+from msgspec import structs
+
 from commtrace import _native
 from commtrace.capture.collectives.operations import NcclBackend, Operation
 from commtrace.capture.device.clock import DeviceClock, DeviceTiming, Mark, is_on_device
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
+from commtrace.trace.quiet import QUIET
 from commtrace.trace.schema import Row, mark_row, row_of
 
 if TYPE_CHECKING:
@@ -310,6 +313,12 @@ def count_rows(entry: Entry) -> list[Row]:
     """Make the row of ``(…, step, instant, counts)``: counts of the script for a step."""
     _, _, step, at_ns, counts = entry
     return [mark_row("count", counts, step, at_ns)]
+
+
+def quiet_rows(entry: Entry) -> list[Row]:
+    """Make the mark of ``(…, change, instant)``: from here on nothing is recorded, or everything again."""
+    _, _, change, at_ns = entry
+    return [mark_row(QUIET, structs.asdict(change), change.step, at_ns)]
 
 
 def peak_memory_rows(entry: Entry) -> list[Row]:

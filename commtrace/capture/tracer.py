@@ -21,12 +21,14 @@ from commtrace.capture.records import (
     coordinates_of,
     count_rows,
     failed_rows,
+    quiet_rows,
     span_rows,
 )
 from commtrace.capture.threads import CallingThread, CompletionCallbacks, NativeCallingThread
 from commtrace.recording.recorder import Recorder
 from commtrace.trace import schema
-from commtrace.trace.selection import DetailPlan, StepRange
+from commtrace.trace.quiet import QuietChange
+from commtrace.trace.selection import DetailPlan, QuietPlan, StepRange
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,6 +44,9 @@ _COUNTED_KINDS = _WAITING_KINDS | {schema.OPTIMIZER}
 
 _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
 
+_LONGEST_REST_SECONDS = 2.0
+"""Of the harvester, for a stretch of quiet steps: what is recorded reaches the file so much later at most."""
+
 _MOST_FAILURES = 8
 _PATIENCE_SECONDS = 0.1
 """The longest wait of a failed communication for its record to be written."""
@@ -53,7 +58,8 @@ def _nobody(_is_capturing: bool) -> None: ...
 class Tracer:
     """The recorder as instrumentation sees it. One per process.
 
-    Outside the window of steps ``recording`` is False, but sequence numbers are counted, so that ranks stay joined.
+    Outside the window of steps, and in quiet steps, ``recording`` is False, but sequence numbers are counted, so that
+    ranks stay joined. Of a quiet step the length is recorded, and what the script counts in it.
     Listeners run on the training thread and must not raise.
     """
 
@@ -66,6 +72,7 @@ class Tracer:
         guard: Guard | None = None,
         groups: GroupRegistry | None = None,
         detail: DetailPlan | None = None,
+        quiet: QuietPlan | None = None,
         native: Native | None = None,
         first_step: int = 0,
     ) -> None:
@@ -78,6 +85,8 @@ class Tracer:
         self.clock: DeviceClock = clock or HostClock()
         self.window = window
         self.detail = detail or DetailPlan()
+        self._quiet = quiet or QuietPlan()
+        self._is_quiet = False
         self.guard = guard or Guard()
         self.groups = groups or GroupRegistry()
         self.captures = OpenCaptures(self.clock, _nobody if native is None else native.core.set_capturing)
@@ -227,9 +236,21 @@ class Tracer:
         if is_users and number is not None and self._latest_step < 0:
             self.set_topology({"step_numbers": "the script's numbers"})
         is_chosen = self.window is None or step in self.window or self.detail.requests(step)
-        record = is_chosen and not self._is_abandoned
-        now = self.clock.mark() if record or self._recording else None
+        is_drawn = self.window is None and self._quiet.is_quiet(step) and not self.is_in_window(step)
+        record = is_chosen and not (is_drawn or self._is_abandoned)
+        is_quiet = is_drawn and not self._is_abandoned
+        now = self.clock.mark() if record or is_quiet or self._recording or self._is_quiet else None
         self._close_step(now)
+        if is_quiet or self._is_quiet:
+            # What was launched is counted at both ends of a stretch.
+            counts = () if is_quiet and self._is_quiet else self._launched_by_group()
+            self.append((quiet_rows, schema.MARK, QuietChange(step, is_quiet, *counts), now_ns()))
+        if is_quiet:
+            # What the steps before it cost the harvester is not to fall into steps that stand for a job without it.
+            self.recorder.rest(_LONGEST_REST_SECONDS)
+        elif self._is_quiet:
+            self.recorder.rest(0)
+        self._is_quiet = is_quiet
         self.open_optimizers = 0  # an optimizer that raised never left its phase
         if self._latest_step < 0:
             self.set_topology({"first_step": step})
@@ -242,13 +263,22 @@ class Tracer:
         if record != self._recording:
             self.pauses += record
             self.recording = record
-        self._step = Span(schema.STEP, "step", schema.COMPUTE, coordinates, self.clock, now) if record else None
+        is_timed = record or is_quiet
+        self._step = Span(schema.STEP, "step", schema.COMPUTE, coordinates, self.clock, now) if is_timed else None
         if self._tells_streams:
             self._tell_computing_streams()
         for listener in tuple(self.step_listeners):
             listener()
         if self._at_steps:
             self._act(step)
+
+    def _launched_by_group(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Return how many collectives and messages there have been, by the id of the group."""
+        states = list(self.groups.states.values())
+        return (
+            tuple((state.group.id, state.collective_seq.launched) for state in states),
+            tuple((state.group.id, sum(kind[-1] for kind in state.collective_seq.messages())) for state in states),
+        )
 
     def _next(self, skipped: int) -> int:
         step = max(self._latest_step + 1, self._first_step) + skipped
@@ -297,8 +327,14 @@ class Tracer:
     def end_step(self) -> None:
         """Close the current step; spans belong to none until the next one begins."""
         self._step_is_users = False
-        self._close_step(self.clock.mark() if self.recording else None)
+        self._close_step(self.clock.mark() if self.recording or self._is_quiet else None)
         self.coordinates = Coordinates()
+        if self._is_quiet:
+            self.pauses += 1
+            self._is_quiet = False
+            change = QuietChange(self._latest_step + 1, False, *self._launched_by_group())
+            self.append((quiet_rows, schema.MARK, change, now_ns()))
+            self.recorder.rest(0)
         self.recording = self.window is None and not self._is_abandoned
 
     def end_iteration(self) -> None:
@@ -338,7 +374,12 @@ class Tracer:
 
     def _close_step(self, end: Mark | None) -> None:
         step, self._step = self._step, None
-        if step is not None and end is not None and self._recording:
+        if step is None or end is None:
+            return
+        if self._is_quiet:
+            step.end = end
+            self.record(step)
+        elif self._recording:
             step.end = end
             self.record(step)
             for listener in tuple(self.end_listeners):
@@ -432,7 +473,7 @@ class Tracer:
 
     def count(self, counts: dict[str, float]) -> None:
         """Add ``tokens``, ``samples`` or ``model_flops`` to the current step."""
-        if self.recording:
+        if self.recording or self._is_quiet:
             self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
     def set_role(self, process_group: ProcessGroup, role: str) -> None:
@@ -452,7 +493,7 @@ class Tracer:
     def abandon_after_fork(self) -> None:
         """Stop recording in a forked child, even if it trains."""
         self._is_abandoned = True
-        self.recording = False
+        self.recording = self._is_quiet = False
         # Another thread of the parent may have held the old locks.
         self._lock = threading.RLock()
         self.guard.renew_lock()

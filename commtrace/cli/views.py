@@ -161,7 +161,7 @@ _MOST_SUMS: Final = 12
 def detail_lines(detail: RecordedDetail) -> Iterable[str]:
     """Yield the detail and triggers of a run; nothing for a run that is in detail as a whole."""
     times = detail.step_time_ns
-    if times and (detail.steps_in_detail < detail.steps or detail.every != 1):
+    if times and (detail.steps_in_detail + detail.quiet_steps < detail.steps or detail.every != 1):
         every = detail.every
         rule = f"1 step in {every}" if every else "only steps that were asked for"
         yield (

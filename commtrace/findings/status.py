@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from commtrace.findings.finding import Finding
+from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.bounds import Count, Size, Step, Time, Word
 
 FOUND: Final = "found"
@@ -52,6 +53,7 @@ class MonitorStatus(Struct, frozen=True, kw_only=True):
     peers_missing: bool = False  # a rank has no peer that does the same work
     findings: tuple[Finding, ...] = ()  # that hold now, in the order of findings.ranked
     means: JobMeans | None = None  # None before the first steps
+    own_cost: OwnCost | None = None  # of recording, from the steps of one rank; None before there are enough
 
 
 class JobView(Struct, frozen=True):

@@ -246,39 +246,50 @@ class StepCollector:
         detailed = {row.id: row.detail for row in pending.made if row.detail and row.kind != schema.MARK}
         self.rank.follow(spans.take(owner >= 0), pending.names)
         source = SummaryInput(pending.names, spans, steps, owner, detailed)
-        summaries = summarise(source, self.rank, self._extras(spans, owner, len(steps)), self._gil_yield)
+        is_quiet = [self.rank.own_cost.is_quiet(step) for step in spans.step[steps].tolist()]
+        summaries = summarise(source, self.rank, self._extras(spans, owner, is_quiet), self._gil_yield)
         # Rows that reach beyond the closed steps are a part of the next step's partition as well.
         reaches = (spans.end > spans.end[steps[-1]]) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
         handed = handed | (owner != NOBODY)
         pending.keep(np.flatnonzero(~handed | reaches), handed)
-        for summary, own_rows in zip(summaries, owned, strict=True):
+        for summary, own_rows, quiet in zip(summaries, owned, is_quiet, strict=True):
+            self.rank.own_cost.add(summary.step, summary.duration_ns, summary.counts)
             self._gil_yield.maybe_yield()
-            self._hand_out(summary, own_rows)
+            if not quiet:  # nothing is known of it that a listener could tell
+                self._hand_out(summary, own_rows)
 
-    def _extras(self, spans: Spans, owner: Int64, count: int) -> list[StepExtras]:
+    def _extras(self, spans: Spans, owner: Int64, is_quiet: Sequence[bool]) -> list[StepExtras]:
         """Return the facts about each step that are not in spans."""
-        rank = self.rank
+        rank, count = self.rank, len(is_quiet)
+        first = is_quiet.index(False) if False in is_quiet else -1
+        if first < 0:
+            return [StepExtras(0, 0, {}, counts, None) for counts in self._counts(spans, owner, count)]
         overhead, self._reported_overhead_ns = rank.overhead_ns - self._reported_overhead_ns, rank.overhead_ns
         before, self._reported_dropped = self._reported_dropped, rank.dropped
         news = {kind: count - before.get(kind, 0) for kind, count in rank.dropped.items()}
         dropped = {kind: count for kind, count in news.items() if count}
         is_mark = spans.kind == schema.MARK
         num_spans = np.bincount(owner[(owner != NOBODY) & ~is_mark], minlength=count).tolist()
-        counts: list[dict[str, float]] = [{} for _ in range(count)]
-        told = np.flatnonzero(is_mark & (owner != NOBODY))
-        for step, mark in zip(owner[told].tolist(), self._pending.made_at(told), strict=True):
-            _count(counts[step], mark)
+        counts = self._counts(spans, owner, count)
         device = self._device()
         return [
             StepExtras(
                 spans=num_spans[step],
-                overhead_ns=overhead if step == 0 else 0,
-                dropped=dropped if step == 0 else {},
+                overhead_ns=overhead if step == first else 0,
+                dropped=dropped if step == first else {},
                 counts=counts[step],
                 device=device,
             )
             for step in range(count)
         ]
+
+    def _counts(self, spans: Spans, owner: Int64, count: int) -> list[dict[str, float]]:
+        """Return what the script counted in each step."""
+        counts: list[dict[str, float]] = [{} for _ in range(count)]
+        told = np.flatnonzero((spans.kind == schema.MARK) & (owner != NOBODY))
+        for step, mark in zip(owner[told].tolist(), self._pending.made_at(told), strict=True):
+            _count(counts[step], mark)
+        return counts
 
     def _hand_out(self, summary: StepSummary, rows: Sequence[Row]) -> None:
         for listener in list(self._listeners):

@@ -14,10 +14,12 @@ from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, 
 from commtrace.analysis.matching.stages import Flow, FlowFinder
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
+from commtrace.live.own_cost import OwnCostMeter
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.inputs import MOST_RANKS
 from commtrace.trace.marks import Marks, read_mark
 from commtrace.trace.metadata import ClockAnchor, DeviceState, RankMetadata
+from commtrace.trace.quiet import QuietChange
 from commtrace.trace.run import PIPELINE, stage_in_groups
 from commtrace.trace.schema import Row
 from commtrace.trace.spans import RowBatch, Spans
@@ -118,6 +120,7 @@ class LiveRank:
         self.job: JobView | None = None  # None where the monitor does not join and on ranks that do not ask
         self.asks_job = False  # set by an exporter that shows the job where the monitor does not join
         self.budget = LiveBudget()
+        self.own_cost = OwnCostMeter()
         # the job's newest, by number and repetition; empty on ranks that do not ask
         self.job_steps: Mapping[tuple[int, int], JobStep] = {}
         self.split: Mapping[tuple[str, str], Split] = {}  # by operation and role, as far as the monitor knows
@@ -163,7 +166,10 @@ class LiveRank:
     def learn(self, mark: Row) -> None:
         """Take a row of kind ``mark``."""
         fact = read_mark(mark.name, mark.detail, most_ranks=MOST_RANKS)
-        self.marks.read(mark.name, fact)
+        if isinstance(fact, QuietChange):  # not among the marks: there they would pile up
+            self.own_cost.learn(fact)
+        else:
+            self.marks.read(mark.name, fact)
         if isinstance(fact, DeviceState):
             self._device_states.append(fact)
 

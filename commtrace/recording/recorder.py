@@ -131,6 +131,7 @@ class Recorder:
         # interrupted a thread that was asking as well, waits for no lock to ask.
         self._requests: queue.SimpleQueue[threading.Lock] = queue.SimpleQueue()
         self._stopping = False
+        self._rests_until = 0.0
         self._pass_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.captured = [0] * len(schema.KINDS)
@@ -183,6 +184,10 @@ class Recorder:
         self._requests.put(written)
         return written
 
+    def rest(self, seconds: float) -> None:
+        """Have the harvester take nothing for so long, unless it is asked to; 0 ends that. From any thread."""
+        self._rests_until = time.monotonic() + seconds if seconds else 0.0
+
     def flush(self) -> None:
         """Harvest now, on the calling thread: for tests."""
         with self._pass_lock:
@@ -223,6 +228,8 @@ class Recorder:
     def _run(self) -> None:
         while not self._stopping:
             requests = self._next_requests(_OPENING_SECONDS if self._sinks is None else FLUSH_SECONDS)
+            if not requests and time.monotonic() < self._rests_until:
+                continue
             self._guarded_pass(last=False)
             for written in requests:
                 written.release()

@@ -24,6 +24,7 @@ from commtrace.trace.graphs import CapturedGraph
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.inputs import decode_json, printable_json
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
+from commtrace.trace.quiet import QUIET, QuietChange
 from commtrace.trace.run import DiscardedSegments, Drop, FailedCommunication, OsExit, TriggeredDetail
 from commtrace.trace.topology import Topology
 
@@ -80,6 +81,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "failed": FailedCommunication,
     "exit": OsExit,
     "end": _End,
+    QUIET: QuietChange,
 }
 
 
@@ -171,6 +173,7 @@ class Marks:
         self.exit: OsExit | None = None
         self.has_left = False
         self.failures: list[FailedCommunication] = []
+        self.quiet: list[QuietChange] = []
 
     def add_problem(self, message: str) -> None:
         if message not in self.problems:
@@ -244,3 +247,5 @@ class Marks:
             self.has_left = fact.has_left
         elif name == "failed":
             self.failures.append(fact)
+        elif name == QUIET:
+            self.quiet.append(fact)

@@ -14,6 +14,7 @@ from commtrace.trace.blocks import Block, blocks_of
 from commtrace.trace.bounds import Count, EndStep, Identity, Number, Peer, Step, Time, Word
 from commtrace.trace.hang_report import Activity, InFlight
 from commtrace.trace.metadata import ClockAnchor, DeviceState, Group, PeakMemory, RankMetadata
+from commtrace.trace.quiet import QuietChange
 from commtrace.trace.spans import Spans
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class RankTrace:
     stack: tuple[str, ...] = ()  # of its main thread when no Python thread could run, innermost first
     # texts of the marks, by step without detail
     aggregates: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    quiet: tuple[QuietChange, ...] = ()  # begins and ends of what was not recorded, to measure what recording costs
     discarded: DiscardedSegments | None = None  # to keep to the budget
     progress: tuple[tuple[int, int], ...] = ()  # (step, ns) while nothing was recorded
     triggers: tuple[TriggeredDetail, ...] = ()  # requests for detail during the run
@@ -142,6 +144,11 @@ class RankTrace:
     def recording(self) -> Recording:
         """Return the recording options: ``sample``, ``skip_roles``, …; empty if imported."""
         return self.topology.get("recording", {})
+
+    @property
+    def leaves_out_steps(self) -> bool:
+        """Return whether the step that it was in at its last write may be one of which nothing is recorded."""
+        return bool(self.quiet and self.quiet[-1].is_quiet) or "steps" in self.recording
 
     @property
     def engine(self) -> RecordingEngine | None:

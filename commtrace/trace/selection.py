@@ -15,6 +15,7 @@ import json
 import re
 import threading
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,6 +94,35 @@ class DetailPlan:
 
     def add(self, steps: StepRange) -> None:
         self.requested = (*self.requested, steps)
+
+
+QUIET_STEPS: Final = 3
+"""Steps in a row that are not recorded, to measure what recording costs."""
+
+
+class QuietPlan:
+    """Stretches of :data:`QUIET_STEPS` steps that are not recorded, equal on all ranks: ``percent`` of all steps.
+
+    Each block of steps has one stretch, whose place is drawn, so that it does not fall in with what a job does every so
+    many steps. The first block is recorded whole: jobs of a few steps have no such stretch.
+
+    >>> plan = QuietPlan(percent=3)
+    >>> [step for step in range(300) if plan.is_quiet(step)]
+    [132, 133, 134, 264, 265, 266]
+    """
+
+    __slots__ = ("_block",)
+
+    def __init__(self, percent: int = 0) -> None:
+        self._block = 100 * QUIET_STEPS // percent if percent else 0
+
+    def is_quiet(self, step: int) -> bool:
+        if step < self._block or not self._block:
+            return False
+        block, place = divmod(step, self._block)
+        # Recorded steps to compare with are on either side.
+        drawn = QUIET_STEPS + zlib.crc32(str(block).encode()) % (self._block - 3 * QUIET_STEPS + 1)
+        return drawn <= place < drawn + QUIET_STEPS
 
 
 LONGEST_CHOICE: Final = 1_000

@@ -77,6 +77,7 @@ class Aggregator:
             peers_missing=watch.peers_missing,
             findings=ranked([*hang, *watch.findings]),
             means=job_means(reports),
+            own_cost=next((report.own_cost for report in reports if report.own_cost is not None), None),
         )
 
 

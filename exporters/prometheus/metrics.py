@@ -203,9 +203,11 @@ class RankCollector(Collector):
                 waited.add_metric([phase], spent / 1e9)
             yield waited
         yield from self._of_run()
+        in_quiet_steps = dict(self._rank.own_cost.counts)
         for name in COUNTS:
             if name in totals.counts:
-                yield CounterMetricFamily(f"commtrace_{name}", f"What the script counted: {name}.", totals.counts[name])
+                counted = totals.counts[name] + in_quiet_steps.get(name, 0)
+                yield CounterMetricFamily(f"commtrace_{name}", f"What the script counted: {name}.", counted)
         if totals.mfu is not None:
             yield GaugeMetricFamily("commtrace_mfu_ratio", "Model FLOPs utilisation of the last step.", totals.mfu)
         yield from self._of_memory()
@@ -354,6 +356,17 @@ class RankCollector(Collector):
         yield CounterMetricFamily(
             "commtrace_overhead_seconds", "CPU time of commtrace's own thread.", rank.overhead_ns / 1e9
         )
+        if (cost := rank.own_cost.cost) is not None:
+            yield GaugeMetricFamily(
+                "commtrace_recording_cost_ratio",
+                "What recording costs, as a share of a step, from steps that were not recorded.",
+                cost.share,
+            )
+            yield GaugeMetricFamily(
+                "commtrace_recording_cost_error_ratio",
+                "Half of the 95 % interval of commtrace_recording_cost_ratio.",
+                cost.error_share,
+            )
         yield GaugeMetricFamily(
             "commtrace_communications_in_flight",
             "Communications under way since before the last look at them.",

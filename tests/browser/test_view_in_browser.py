@@ -128,7 +128,7 @@ def test_any_step_can_be_shown(reader: Reader, server: RunServer) -> None:
     assert not reader.errors
 
 
-def test_the_list_of_runs_leads_to_their_pages(reader: Reader, server: RunServer) -> None:
+def test_the_list_of_runs_leads_to_their_pages(reader: Reader, server: RunServer, runs: Path) -> None:
     reader.page.goto(server.address())
     reader.page.wait_for_selector("#runs tbody tr")
 
@@ -147,6 +147,8 @@ def test_the_list_of_runs_leads_to_their_pages(reader: Reader, server: RunServer
     assert "/run/few/" in reader.page.url
     reader.page.click("#all-runs")
     reader.page.wait_for_selector("#runs tbody tr")
+    (read,) = (row for row in cells(reader, "#runs") if row[0] == "few")
+    assert read[1:3] == ["ended", summarise(runs / "few").findings[0].line()]
     assert not reader.errors
 
 

@@ -17,8 +17,9 @@ from commtrace.capture.native import Native, NativeClock
 from commtrace.capture.tracer import Tracer
 from commtrace.recording.recorder import Recorder
 from commtrace.trace import schema
+from commtrace.trace.marks import read_mark
 from commtrace.trace.schema import Row
-from commtrace.trace.selection import StepRange
+from commtrace.trace.selection import QuietPlan, StepRange
 from commtrace.trace.spans import RowBatch
 from tests.capture.simulated_cuda import SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedTensor
@@ -73,6 +74,7 @@ class Recording:
         cuda: SimulatedCuda | None = None,
         steps: str | None = None,
         capacity: int = 10_000,
+        quiet: QuietPlan | None = None,
     ) -> None:
         self.sink = MemorySink()
         self.native = native(capacity) if self.engine == "native" else None
@@ -89,7 +91,13 @@ class Recording:
         self.recorder = Recorder(lambda: [self.sink], capacity=capacity, before_pass=before_pass, source=self.native)
         window = StepRange.parse(steps) if steps else None
         groups = GroupRegistry((), None if self.native is None else self.native.make_counters)
-        self.tracer = Tracer(self.recorder, clock=clock, window=window, groups=groups, native=self.native)
+        self.tracer = Tracer(self.recorder, clock=clock, window=window, groups=groups, native=self.native, quiet=quiet)
+
+    def marks(self, name: str) -> list[Any]:
+        """The facts of the marks of this name so far."""
+        self.recorder.flush()
+        marks = [row for row in self.sink.rows if row.kind == schema.MARK and row.name == name]
+        return [read_mark(name, row.detail, most_ranks=64) for row in marks]
 
     def rows(self, *kinds: int) -> list[Any]:
         """The rows so far, but for marks; only those of ``kinds`` if any are given."""

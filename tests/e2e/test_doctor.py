@@ -69,6 +69,17 @@ def roots(told: dict[str, Any]) -> list[int]:
     return [root["rank"] for root in told["hang"]["chains"]["roots"]]
 
 
+def test_a_rank_that_sleeps_in_a_step_of_which_nothing_is_recorded(jobs: Jobs) -> None:
+    told = jobs.told("one_sleeps_in_a_step_that_is_not_recorded")
+    stop = stop_of(told, "right")
+
+    assert (stop["kind"], stop["seq"], stop["arrived"]) == ("hung", 5, [3])
+    assert stop["missing"] == [{"rank": 2, "last_seq": 4}]
+    assert roots(told) == [2]
+    assert "one_sleeps_in_a_step_that_is_not_recorded" in told["hang"]["last_activities"]["2"]["frames"][0]
+    assert all(seen["missing"] == 0 for group in told["groups"] for seen in group["collectives"])
+
+
 def test_a_rank_that_sleeps_before_a_collective_of_a_subgroup(jobs: Jobs) -> None:
     told = jobs.told("one_sleeps_before_a_collective_of_a_subgroup")
     stop = stop_of(told, "right")

@@ -156,6 +156,16 @@ def script() -> str:
     return digest(value, *heard)
 
 
+def quiet_steps() -> str:
+    """Steps of which nothing but the length is recorded, between others."""
+    value = values()
+    for step in range(125, 130):
+        with commtrace.step(step):
+            commtrace.count(tokens=1)
+            dist.all_reduce(value)
+    return digest(value)
+
+
 def refusals() -> str:
     """Errors of training's own, which it expects."""
     value = values()
@@ -200,7 +210,8 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {"script": {"steps": "0:5"}, "stampe
 """Of the configuration, by job."""
 
 OF_FOUR: Final[dict[str, Callable[[], str]]] = {
-    job.__name__: job for job in (collectives, point_to_point, groups, functional_collectives, script, refusals, meshes)
+    job.__name__: job
+    for job in (collectives, point_to_point, groups, functional_collectives, script, quiet_steps, refusals, meshes)
 }
 """Jobs of one rank among four whose backend sends nothing."""
 

@@ -18,7 +18,7 @@ from commtrace.analysis.breakdown.intervals import union
 from commtrace.analysis.keys import pack
 from commtrace.analysis.statistics import robust_sigma
 from commtrace.analysis.steps.attempts import LaunchSteps
-from commtrace.analysis.steps.choice import DURATION_ONLY, StepChoice
+from commtrace.analysis.steps.choice import LENGTH_KNOWN, QUIET, StepChoice
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
@@ -30,7 +30,7 @@ REPEATED: Final = "done again later"  # by the same process
 EARLIER_LAUNCH: Final = "of an earlier launch"
 NOT_CHOSEN: Final = "not among the steps asked for"
 
-_AS_USUAL: Final = (DURATION_ONLY, EARLIER_LAUNCH)
+_AS_USUAL: Final = (*LENGTH_KNOWN, EARLIER_LAUNCH)
 """Reasons for which a step's duration is one like that of the steps that count."""
 
 _OUTLIER_SIGMA: Final = 5.0
@@ -92,6 +92,11 @@ class RunSteps:
         return np.isin(self.reason, [-1, *usual])
 
     @property
+    def is_quiet(self) -> Bool:
+        """Return a mask of the steps that were not recorded, to measure what recording costs."""
+        return np.asarray(self.reason == (self.reasons.index(QUIET) if QUIET in self.reasons else len(self.reasons)))
+
+    @property
     def median_ns(self) -> int | None:
         """Return the lower median of the steps as usual; None without any."""
         usual = np.sort(self.duration_ns[self.is_usual])
@@ -100,12 +105,18 @@ class RunSteps:
     @property
     def is_outlier(self) -> Bool:
         """Return a mask of the usual steps longer than the median by 10 % and by 5 robust standard deviations."""
-        median, usual = self.median_ns, self.is_usual
-        if median is None:
-            return usual
-        sigma = robust_sigma(self.duration_ns[usual].astype(np.float64))
-        excess = max(_OUTLIER_SIGMA * sigma, _OUTLIER_SHARE * median)
-        return np.asarray(usual & (self.duration_ns > median + excess))
+        usual = self.is_usual
+        usual[usual] = is_outlier(self.duration_ns[usual])
+        return usual
+
+
+def is_outlier(duration_ns: Int64) -> Bool:
+    """Return a mask of the steps that are longer than the median by 10 % and by 5 robust standard deviations."""
+    if not len(duration_ns):
+        return np.zeros(0, np.bool_)
+    median = int(np.sort(duration_ns)[(len(duration_ns) - 1) // 2])
+    sigma = robust_sigma(duration_ns.astype(np.float64))
+    return np.asarray(duration_ns > median + max(_OUTLIER_SIGMA * sigma, _OUTLIER_SHARE * median))
 
 
 def run_steps(launches: Sequence[LaunchTimes], choice: StepChoice, durations: Mapping[int, int]) -> RunSteps:

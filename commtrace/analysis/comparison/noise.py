@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.statistics import student
 from commtrace.trace.json_values import JsonObject
 
 Samples = npt.NDArray[np.floating | np.integer]
@@ -22,9 +23,6 @@ FEWEST_SAMPLES: Final = 5
 _RESAMPLES: Final = 1000
 _SEED: Final = 20_260_101
 _COVERAGE_PERCENT: Final = 95.0
-_STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-"""Student's t for 95 %, both sides, of 1, 2, … degrees of freedom."""
-_STUDENT_OF_MORE: Final = 2.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,7 @@ def _noise_between(medians: Sequence[npt.NDArray[np.float64]]) -> float:
     """Return half of Student's interval of the difference of the two means."""
     freedom = sum(len(side) - 1 for side in medians)
     variance = sum(float(((side - side.mean()) ** 2).sum()) for side in medians) / freedom
-    student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_OF_MORE
-    return student * float(np.sqrt(variance * sum(1 / len(side) for side in medians)))
+    return student(freedom) * float(np.sqrt(variance * sum(1 / len(side) for side in medians)))
 
 
 def change_of_median(before: Samples, after: Samples) -> MedianChange:

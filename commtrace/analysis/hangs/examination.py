@@ -31,11 +31,12 @@ from commtrace.analysis.hangs.flight_recorder import (
     flight_evidence,
     with_flight_calls,
 )
-from commtrace.analysis.hangs.job_end import EarlierAttempt, earlier_attempts
+from commtrace.analysis.hangs.job_end import RUNNING, EarlierAttempt, earlier_attempts, how_it_ended
+from commtrace.analysis.hangs.no_progress import find_no_progress
 from commtrace.analysis.hangs.other_worlds import with_other_worlds
 from commtrace.analysis.hangs.rank_state import Ending, find_endings, last_activity, own_frame
 from commtrace.analysis.hangs.setup import find_setup_hang
-from commtrace.analysis.hangs.stops import find_chains, find_stops
+from commtrace.analysis.hangs.stops import HUNG, find_chains, find_stops
 from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
 from commtrace.analysis.matching.coverage import cover_groups, find_coverage
 from commtrace.analysis.matching.mismatches import find_mismatches
@@ -91,11 +92,14 @@ def examine(
         rank for rank, ending in endings.items() if ending.state == "silent"
     }
     arrivals = {**arrivals, **{trace.rank: RankArrivals() for trace in silent}}
-    shown = list(heard.ranks) if all_ranks else sorted(concerned & set(heard.ranks))
     setup_hang = find_setup_hang(run, arrivals, endings)
     first = find_first_failure(heard, arrivals, endings, stops)
     if setup_hang is not None and first is not None and not first.raised:
         first = None  # The end of a job that hung does not show why it hung.
+    is_explained = setup_hang is not None or first is not None or any(stop.kind == HUNG for stop in stops)
+    is_running = how_it_ended(endings)[0] == RUNNING
+    stalled = find_no_progress(run, now_ns) if is_running and not is_explained else None
+    shown = list(heard.ranks) if all_ranks or stalled is not None else sorted(concerned & set(heard.ranks))
     evidence = flight_evidence(run, flight, stops, (call.rank for call in flight_calls)) if flight_calls else None
     diagnosis = Diagnosis(
         run=_identity(run, endings, earlier_attempts(run, now_ns=now_ns, ask=ask)),
@@ -122,6 +126,8 @@ def examine(
     hang = diagnosis.hang._replace(sentences=tuple(hang_sentences(diagnosis)))
     limits = frozenset(limit for trace in run.ranks.values() for limit in trace.limits)
     findings, notes = find_findings(diagnosis, limits)
+    if stalled is not None:
+        findings.insert(0, structs.replace(stalled, advice=""))  # which is to come here
     notes += engine_notes(diagnosis.engines, run.ranks.values())
     return replace(diagnosis, hang=hang, findings=tuple(findings), notes=tuple(notes))
 

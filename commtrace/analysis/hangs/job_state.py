@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,12 +16,11 @@ from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns
 from commtrace.analysis.hangs.diagnosis import Diagnosis
 from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.job_end import RUNNING, end_words, how_it_ended
-from commtrace.analysis.hangs.no_progress import find_quiet, latest_advance_ns
+from commtrace.analysis.hangs.no_progress import latest_advance_ns
 from commtrace.analysis.hangs.rank_state import find_endings
 from commtrace.analysis.steps.progress import last_ended_step
 from commtrace.errors import CommtraceError
 from commtrace.findings.finding import FAILED, HANG, SILENT, STOPS, Finding
-from commtrace.findings.progress import no_progress
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_newest
 from commtrace.trace.processes import AskProcess, unknown_process
@@ -70,8 +68,6 @@ def state_of_examined(
         for finding in diagnosis.findings
         if finding.kind in _TOLD
     ]
-    if state == RUNNING and all(finding.kind not in STOPS for finding in findings):
-        findings = [*_stalled(run, now_ns), *findings]
     hang = next((finding for finding in findings if finding.kind == HANG), None)
     way = f"See where each rank is: commtrace doctor {path or run.path}"
     told = tuple(replace(finding, advice=finding.advice or way) for finding in findings)
@@ -101,12 +97,3 @@ def _last_step(run: Run) -> tuple[int, int | None]:
     if any((trace.spans.step[trace.spans.kind == schema.STEP] == last).any() for trace in run.ranks.values()):
         return last, step_end_ns(run, last)
     return last, latest_advance_ns(run)
-
-
-def _stalled(run: Run, now_ns: int) -> Iterator[Finding]:
-    """Yield that no step ends, if none has for unusually long."""
-    quiet = find_quiet(run, now_ns)
-    if quiet is None or quiet.pauses:
-        return
-    last_steps = {rank: step for rank, trace in run.ranks.items() if (step := last_ended_step(trace)) >= 0}
-    yield no_progress(quiet.since_ns, now_ns - quiet.since_ns, quiet.step_ns, last_steps, str(run.path))

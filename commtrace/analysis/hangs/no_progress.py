@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 from commtrace.analysis.clocks.time_of_day import FIRST_DATE_NS
 from commtrace.analysis.matching.arrivals import reports_activity
-from commtrace.analysis.steps.progress import find_progress, last_advance_ns
+from commtrace.analysis.steps.progress import find_progress, last_advance_ns, last_ended_step
+from commtrace.findings.finding import Finding
 from commtrace.findings.formatting import format_ranks
-from commtrace.findings.progress import stalled_after_ns
+from commtrace.findings.progress import no_progress, stalled_after_ns
 from commtrace.trace.run import Run
 
 _PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation": "evaluation"}
@@ -59,3 +60,12 @@ def _pauses(run: Run) -> str:
             if kind in open_kinds:
                 ranks.setdefault(words, []).append(rank)
     return ", ".join(f"{words} on {format_ranks(own)}" for words, own in ranks.items())
+
+
+def find_no_progress(run: Run, now_ns: int) -> Finding | None:
+    """Return that no step of a running job ends, if none has for unusually long and no pause explains it."""
+    quiet = find_quiet(run, now_ns)
+    if quiet is None or quiet.pauses:
+        return None
+    last_steps = {rank: step for rank, trace in run.ranks.items() if (step := last_ended_step(trace)) >= 0}
+    return no_progress(quiet.since_ns, now_ns - quiet.since_ns, quiet.step_ns, last_steps, str(run.path))

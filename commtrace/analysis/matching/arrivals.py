@@ -21,6 +21,9 @@ from commtrace.trace.spans import Bool
 
 SCHEDULED: Final = "scheduled"
 
+SOME_COLLECTIVE: Final = "a collective"
+"""The operation of a call of a step of which nothing is recorded."""
+
 
 class MessageDirection(NamedTuple):
     """A direction of point-to-point communication as one of its sides counts it."""
@@ -65,6 +68,8 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
         for group, count in _joined_by_all(run, run.ranks[rank], arrivals).items():
             least[group] = max(least.get(group, 0), count)
     groups = known_groups(run)
+    for rank, calls in _unrecorded_waits(run, reports, groups).items():
+        reports[rank] = replace(reports[rank], in_flight=(*reports[rank].in_flight, *calls))
     sent = _sent_by(run, send)
     # A rank that ended cleanly has reported everything.
     return {
@@ -77,6 +82,38 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
         )
         for rank, arrivals in reports.items()
     }
+
+
+def _unrecorded_waits(
+    run: Run, reports: Mapping[int, RankArrivals], groups: Mapping[int, Group]
+) -> dict[int, list[InFlight]]:
+    """Return what ranks must be waiting for that stopped in a step of which nothing is recorded.
+
+    Their counts go on: who has launched a collective, or asked for a message, waits for those who have not.
+    """
+    waits: dict[int, list[InFlight]] = {}
+    for rank, arrivals in reports.items():
+        if not arrivals.stalled_ns or arrivals.last_written_ns is None or not run.ranks[rank].leaves_out_steps:
+            continue
+        start = arrivals.last_written_ns - arrivals.stalled_ns
+        known = {call.group for call in arrivals.in_flight}
+        calls = []
+        for group, count in arrivals.launched.items():
+            members = [member for member in (groups[group].ranks if group in groups else ()) if member in reports]
+            least = min((reports[member].launched.get(group, 0) for member in members), default=count)
+            if least < count and group not in known:
+                calls.append(InFlight(SOME_COLLECTIVE, group, least, start=start))
+        for message, count in arrivals.messages.items():
+            sender = reports.get(message.peer)
+            if message.is_send or sender is None or message.group in known:
+                continue
+            sent = sender.messages.get(MessageDirection(message.group, True, rank, message.tag), 0)
+            if sent < count:
+                seq = (message.tag << TAG_SHIFT) + sent
+                calls.append(InFlight("recv", message.group, seq, message.peer, start=start))
+        if calls:
+            waits[rank] = calls
+    return waits
 
 
 def _collectives(trace: RankTrace) -> Bool:

@@ -17,6 +17,7 @@ from commtrace.analysis.matching.roles import Roles
 from commtrace.findings.formatting import format_ranks
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
+from commtrace.trace.quiet import unrecorded
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
 
@@ -240,10 +241,15 @@ def missing_numbers(run: Run, counts: Mapping[int, RowCounts]) -> int | None:
     if any(trace.recording or trace.discarded or trace.metadata.is_imported for trace in run.ranks.values()):
         return None
     return sum(
-        numbers_of_group.last - numbers_of_group.first + 1 - numbers_of_group.recorded
-        for rank in counts.values()
-        for numbers_of_group in rank.numbers.values()
+        numbers.last - numbers.first + 1 - numbers.recorded - _on_purpose(run.ranks[rank], group, numbers)
+        for rank, counts_of_rank in counts.items()
+        for group, numbers in counts_of_rank.numbers.items()
     )
+
+
+def _on_purpose(trace: RankTrace, group: int, numbers: CollectiveNumbers) -> int:
+    end = numbers.last + 1
+    return unrecorded(trace.quiet, group, end).among(numbers.first, end) if trace.quiet else 0
 
 
 def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
@@ -261,18 +267,20 @@ def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
     }:
         recorded = np.sort(seq[group == number])
         under_way = np.array(sorted(in_flight.get(number, ())), np.int64)
-        known = np.union1d(recorded, under_way)
         end = max(launched.get(number, 0), int(recorded[-1]) + 1 if len(recorded) else 0)
+        known = np.union1d(recorded, under_way)
         has_the_first = not (trace.metadata.is_dump or trace.metadata.is_window)
         begin = 0 if has_the_first or not len(known) else int(known[0])
-        gaps = _gaps(known, end, begin)
+        on_purpose = [np.arange(*numbers) for numbers in unrecorded(trace.quiet, number, end).collectives]
+        accounted_for = np.unique(np.concatenate([known, *on_purpose])).astype(np.int64)
+        gaps = _gaps(accounted_for, end, begin)
         seen[number] = Seen(
             rank=trace.rank,
             first=int(recorded[0]) if len(recorded) else None,
             last=int(recorded[-1]) if len(recorded) else None,
             recorded=len(recorded),
             in_flight=len(known) - len(recorded),
-            missing=int(end - begin - len(known)),
+            missing=int(end - begin - np.count_nonzero(accounted_for >= begin)),
             ranges=tuple(gaps),
             unwritten=_unwritten(trace, arrivals, arrivals.arrived.get(number, 0) - end),
         )
@@ -317,7 +325,13 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
             last=None,
             recorded=recorded.get(number, 0),
             in_flight=under_way.get(number, 0),
-            missing=max(0, launched.get(number, 0) - recorded.get(number, 0) - under_way.get(number, 0)),
+            missing=max(
+                0,
+                launched.get(number, 0)
+                - recorded.get(number, 0)
+                - under_way.get(number, 0)
+                - unrecorded(trace.quiet, number, 0, launched.get(number, 0)).messages,
+            ),
             ranges=(),
             unwritten=_unwritten(trace, arrivals, unwritten.get(number, 0)),
         )

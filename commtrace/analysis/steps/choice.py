@@ -20,6 +20,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import JsonObject, to_json
+from commtrace.trace.quiet import quiet_steps
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection import StepRange
 from commtrace.trace.spans import Bool, Int32, Spans
@@ -31,6 +32,9 @@ _BETWEEN_STEPS: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALU
 
 WARM_UP: Final = "warm-up"
 DURATION_ONLY: Final = "not in detail"
+QUIET: Final = "not recorded, to measure what recording costs"
+LENGTH_KNOWN: Final = (DURATION_ONLY, QUIET)
+"""Reasons of steps of which nothing but the length, and perhaps sums, was recorded, on purpose."""
 TORN: Final = "a clock was stepped back in it"
 
 
@@ -129,8 +133,8 @@ class StepChoice:
         }
 
     def ranges_left_out(self) -> list[LeftOutSteps]:
-        """Return the steps that are left out, without those that were recorded without detail."""
-        left_out = [step for step, reason in self.left_out.items() if reason != DURATION_ONLY]
+        """Return the steps that are left out, without those that were recorded without detail, or not, on purpose."""
+        left_out = [step for step, reason in self.left_out.items() if reason not in LENGTH_KNOWN]
         return [
             LeftOutSteps(steps[0], steps[-1], len(steps), reason)
             for reason, group in groupby(left_out, key=lambda step: self.left_out[step])
@@ -153,10 +157,11 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
         if not (np.array_equal(steps_of_rank, recorded) and np.array_equal(steps_of_rank, common)):
             recorded, common = np.union1d(recorded, steps_of_rank), np.intersect1d(common, steps_of_rank)
     summed = {step for rank in reporting for step in run.ranks[rank].aggregates}
-    complete = common[~np.isin(common, [*summed])]
+    quiet = frozenset[int]().union(*(quiet_steps(run.ranks[rank].quiet) for rank in reporting))
+    complete = common[~np.isin(common, [*summed, *quiet])]
     rest = recorded[~np.isin(recorded, complete)]
     left_out = {
-        step: DURATION_ONLY if is_common else "not recorded in full by every rank"
+        step: "not recorded in full by every rank" if not is_common else QUIET if step in quiet else DURATION_ONLY
         for step, is_common in zip(rest.tolist(), np.isin(rest, common).tolist(), strict=True)
     }
     begins_here = np.array_equal(complete[:1], recorded[:1]) and not any(

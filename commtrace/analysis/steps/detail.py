@@ -13,6 +13,7 @@ from commtrace.analysis.statistics import Float64
 from commtrace.trace import schema
 from commtrace.trace.aggregates import read_aggregates
 from commtrace.trace.json_values import JsonObject, fields_to_json
+from commtrace.trace.quiet import quiet_steps
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int32
 
@@ -72,6 +73,7 @@ class RecordedDetail:
     every: int  # one step in so many is in detail; 0: only on request
     steps: int
     steps_in_detail: int
+    quiet_steps: int  # not recorded, to measure what recording costs
     step_time_ns: SampledStepTimes | None  # of all steps, each the mean over its ranks; None without steps
     sums: tuple[SpanSum, ...]  # of the steps without detail, the largest time first
     triggers: tuple[TriggeredSteps, ...]  # in the order of their steps
@@ -81,11 +83,13 @@ class RecordedDetail:
 def find_detail(run: Run) -> RecordedDetail:
     samples = {int(trace.recording.get("sample", _EVERY_STEP)) for trace in run.ranks.values()}
     summed = {step for trace in run.ranks.values() for step in trace.aggregates if step >= 0}
+    quiet = frozenset[int]().union(*(quiet_steps(trace.quiet) for trace in run.ranks.values()))
     steps, times = _step_times(run)
     return RecordedDetail(
         every=min(samples, default=_EVERY_STEP),
         steps=len(steps),
-        steps_in_detail=len(steps) - int(np.isin(steps, [*summed]).sum()),
+        steps_in_detail=len(steps) - int(np.isin(steps, [*summed, *quiet]).sum()),
+        quiet_steps=int(np.isin(steps, [*quiet]).sum()),
         step_time_ns=_distribution(times.tolist()),
         sums=tuple(_sums(run)),
         triggers=tuple(_triggers(run)),

@@ -20,7 +20,7 @@ from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.engines import engine_words
-from commtrace.analysis.steps.choice import StepChoice
+from commtrace.analysis.steps.choice import QUIET, StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.utilization import Utilization
 from commtrace.analysis.windows.run import open_run
@@ -237,6 +237,9 @@ def _steps_line(steps: StepChoice, numbers: str) -> str:
         f"step{'s' * (part.count > 1)} {format_ranges([(part.first, part.last)])} ({part.reason})"
         for part in steps.ranges_left_out()
     ]
+    quiet = sum(reason == QUIET for reason in steps.left_out.values())
+    if quiet:
+        left_out.append(f"{quiet} {QUIET}")
     count = len(steps.used)
     used = f"Step{'s' * (count > 1)} {format_ranges([(steps.used[0], steps.used[-1])])}{numbers}: {count} used"
     return used + (f"; left out: {', '.join(left_out)}" if left_out else "")
@@ -355,6 +358,8 @@ def _print_coverage(console: Console, summary: Summary) -> None:
         f"engine: {engine}" if engine else "",
     ]
     console.print(escape("; ".join(filter(None, parts))), style="dim")
+    if summary.own_cost is not None:
+        console.print(escape(summary.own_cost.sentence), style="dim")
     if missing or dropped or coverage.not_visible:
         details = f"{own_command()} doctor {shlex.quote(summary.run.path)}"
         console.print(f"Details: {escape(details)}", style="dim", soft_wrap=True)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.output import UNKNOWN, PlainConsole, milliseconds, share
 from commtrace.errors import CommtraceError, RunNotFoundError
-from commtrace.findings.finding import LOST, NOT_JUDGED, RECORDING, SLOW, Finding, format_since_step
+from commtrace.findings.finding import FAILED, HANG, LOST, NOT_JUDGED, RECORDING, SLOW, Finding, format_since_step
 from commtrace.findings.formatting import format_duration
 from commtrace.live.top.frame import MOST_STEPS, URGENT, Frame, RankRow, choose_ranks
 from commtrace.trace.files.locate import NEWEST_RUN, RUNS
@@ -176,6 +177,16 @@ _LETTERS: Final = {
 }
 
 
+class _Brevity(IntEnum):
+    """What is left out of a low terminal, in this order, until some ranks have room."""
+
+    NOTHING = 0
+    ONE_EVIDENCE = 1  # only that of the first finding is shown
+    NO_ROLES = 2
+    NO_EVIDENCE = 3
+    NO_ADVICE_ON_LOSSES = 4
+
+
 class _Column(NamedTuple):
     """A column of the table of ranks; in a narrow terminal, the highest ``rank_to_go`` is left out first."""
 
@@ -198,9 +209,13 @@ def draw(
     Without a terminal, ``height`` is None and nothing is left out. ``most_ranks`` limits the rows; None: as many as
     fit, or 16 without a terminal. ``refresh`` is the time to the next look in seconds, if there is one.
     """
-    above = [_title(frame), *_verdict(frame, width), *_steps(frame), *_roles(frame)]
     below = list(_footer(frame, width, refresh))
-    room = height - len(above) - len(below) - 4 if height is not None else _ROWS_WITHOUT_TERMINAL
+    for brevity in _Brevity:
+        roles = [] if brevity >= _Brevity.NO_ROLES else _roles(frame)
+        above = [_title(frame), *_verdict(frame, width, brevity), *_steps(frame), *roles]
+        room = height - len(above) - len(below) - 4 if height is not None else _ROWS_WITHOUT_TERMINAL
+        if room >= _FEWEST_ROWS:
+            break
     most = min(most_ranks, room) if most_ranks and height is not None else most_ranks or room
     table = _table(frame, max(most, _FEWEST_ROWS), min(width, WIDEST))
     lines = [*above, Text(), *table, *below]
@@ -225,6 +240,8 @@ def _steps(frame: Frame) -> Iterator[Text]:
         line.append(f"{change:+.1%}", style)
     yield line
     yield Text(f"Shown: mean of {_steps_shown(frame)}", "dim")
+    if frame.own_cost:
+        yield Text(frame.own_cost, "dim")
 
 
 def _last_step(frame: Frame) -> str:
@@ -244,7 +261,7 @@ def _steps_shown(frame: Frame) -> str:
     return f"{frame.num_steps} step{'s' * (frame.num_steps != 1)}, {frame.first_step}–{frame.last_step}"
 
 
-def _verdict(frame: Frame, width: int) -> Iterator[Text]:
+def _verdict(frame: Frame, width: int, brevity: _Brevity = _Brevity.NOTHING) -> Iterator[Text]:
     for note in frame.notes[:_MOST_NOTES]:
         yield from _wrapped(note, width, "bold red" if note.startswith(URGENT) else "yellow", "  ")
     if len(frame.notes) > _MOST_NOTES:
@@ -254,13 +271,16 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
         by = _by(finding, frame.sources.get(finding.id, ""))
         if finding.kind == SLOW:
             yield from _wrapped(f"STRAGGLER {finding.line()}{by}", width, "bold red", "  ")
-            if not number:  # the costliest: how each of the others is known would fill the screen
-                yield from _wrapped(f"  {finding.evidence} {finding.advice}", width, "", "  ")
+            evidence = finding.evidence if number < _most_evidence(brevity) else ""
+            if more := f"{evidence} {'' if number else finding.advice}".strip():
+                yield from _wrapped(f"  {more}", width, "", "  ")
         else:
             yield from _wrapped(f"{finding.kind.upper()}: {finding.line()}{by}", width, "bold red", "  ")
             yield from _wrapped(f"  {finding.advice}", width, "", "  ")
     if len(urgent) > _MOST_FINDINGS:
         yield Text(f"({len(urgent) - _MOST_FINDINGS} more that cost less: --json)", "dim")
+    if _has_stopped(frame):
+        return  # what its steps lost is not what it needs
     if not any(finding.kind == SLOW for finding in frame.findings):
         not_judged = next((finding for finding in frame.findings if finding.kind == NOT_JUDGED), None)
         if not_judged is not None:
@@ -269,8 +289,22 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
             yield Text("No straggler in these steps.", "green")
     lost = [finding for finding in frame.findings if finding.kind == LOST and (finding.share or 0.0) >= _WORTH_A_LINE]
     for finding in lost[:_MOST_LOST]:
-        yield from _wrapped(f"Lost time, {finding.line()}. {finding.advice}", width, "yellow", "  ")
+        advice = "" if brevity >= _Brevity.NO_ADVICE_ON_LOSSES else f" {finding.advice}"
+        yield from _wrapped(f"Lost time, {finding.line()}.{advice}", width, "yellow", "  ")
     yield from _most_waited_for(frame)
+
+
+def _most_evidence(brevity: _Brevity) -> int:
+    if brevity >= _Brevity.NO_EVIDENCE:
+        return 0
+    return 1 if brevity >= _Brevity.ONE_EVIDENCE else _MOST_FINDINGS
+
+
+def _has_stopped(frame: Frame) -> bool:
+    """Return whether the job makes no progress, or ended otherwise than in order."""
+    return any(finding.kind in (HANG, FAILED) for finding in frame.findings) or any(
+        row.state == "stopped" for row in frame.ranks
+    )
 
 
 def _by(finding: Finding, source: str) -> str:
@@ -464,7 +498,8 @@ def _hidden(frame: Frame, rows: Sequence[RankRow]) -> Iterator[Text]:
 
 def _footer(frame: Frame, width: int, refresh: float | None) -> Iterator[Text]:
     if refresh is not None:
-        yield Text(f"A look takes {format_duration(frame.took_ns)}, then {refresh:g} s. Ctrl-C ends.", "dim")
+        took, pause = format_duration(frame.took_ns), format_duration(round(refresh * 1e9))
+        yield Text(f"A look takes {took}, then {pause} until the next. Ctrl-C ends.", "dim")
 
 
 def _wrapped(text: str, width: int, style: str, indent: str) -> Iterator[Text]:

@@ -75,6 +75,7 @@ class SlowNow(NamedTuple):
     norm: Norm  # the source of normal
     waited_ns: float  # stall of a rank that is not slow
     duration_ns: float  # of a step
+    may_drift: bool = False  # a healthy device may be as slow for seconds, and too few peers show whether they are
     replays: RankReplays = RankReplays()
 
     @property

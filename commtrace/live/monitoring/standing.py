@@ -71,6 +71,7 @@ class _Known(NamedTuple):
     finding: Finding
     reported: Finding | None = None
     windows: int = 0
+    costs_ns: tuple[float, ...] = ()  # in the newest windows
 
 
 class StandingFindings:
@@ -81,12 +82,14 @@ class StandingFindings:
     A finding stays the same if it keeps its cause and name, or more than half of the ranks of the smaller set. So a set
     that grows, shrinks or turns out to be a host is not named again, and keeps its id.
 
-    A finding keeps the begin of its first observation; if ``are_dated``, it takes that of the newest one.
+    A finding keeps the begin of its first observation; if ``are_dated``, it takes that of the newest one. Its cost is
+    the mean over the newest ``windows_of_cost``: of what strikes in one step of five, a window may hold one or two.
     """
 
-    def __init__(self, windows_to_name: int, *, are_dated: bool = False) -> None:
+    def __init__(self, windows_to_name: int, *, are_dated: bool = False, windows_of_cost: int = 1) -> None:
         self._windows_to_name = windows_to_name
         self._are_dated = are_dated
+        self._windows_of_cost = windows_of_cost
         self._known: list[_Known] = []
 
     @property
@@ -118,14 +121,17 @@ class StandingFindings:
         ]
         ids = {known.finding.id for known in before if known.reported is not None}
         for seen, known in zip(findings, continued, strict=True):
-            events += self._take(_Known(seen, None, windows), known, ids, now_ns, device)
+            events += self._take(_Known(seen, None, windows, _costs(seen)), known, ids, now_ns, device)
         return events
 
     def _take(self, new: _Known, known: _Known | None, ids: set[str], now_ns: int, device: str) -> Iterator[LiveEvent]:
         """Take an observation, the same as a ``known`` one if there is one, and yield its event if there is one."""
-        seen, reported, windows = new
+        seen, reported, windows, costs_ns = new
         if known is not None:
             reported, windows = known.reported, known.windows + windows
+            if set(seen.ranks) == set(known.finding.ranks):
+                costs_ns = (*known.costs_ns, *costs_ns)[-self._windows_of_cost :]
+            seen = _with_cost(seen, costs_ns)
             if not self._are_dated and (known.finding.since_ns or 0) < (seen.since_ns or 0):
                 seen = beginning_as(seen, known.finding)
         if reported is not None:
@@ -137,7 +143,25 @@ class StandingFindings:
             reported = seen = replace(seen, id=_free_id(seen, ids))
             ids.add(seen.id)
             yield found(seen, now_ns, device)
-        self._known.append(_Known(seen, reported, windows))
+        self._known.append(_Known(seen, reported, windows, costs_ns))
+
+
+def _costs(finding: Finding) -> tuple[float, ...]:
+    return () if finding.cost_ns is None or finding.occurrence is not None else (finding.cost_ns,)
+
+
+def _with_cost(finding: Finding, costs_ns: Sequence[float]) -> Finding:
+    """Return a finding with the mean of these costs."""
+    if not costs_ns or not finding.cost_ns:
+        return finding
+    cost_ns = sum(costs_ns) / len(costs_ns)
+    ratio = cost_ns / finding.cost_ns
+    return replace(
+        finding,
+        cost_ns=cost_ns,
+        share=None if finding.share is None else finding.share * ratio,
+        gpu_hours_per_day=None if finding.gpu_hours_per_day is None else finding.gpu_hours_per_day * ratio,
+    )
 
 
 def _shown_by_past(finding: Finding) -> bool:

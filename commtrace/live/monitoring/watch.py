@@ -29,6 +29,7 @@ from commtrace.findings.causes import JOB
 from commtrace.findings.finding import MOST_MEMBERS, Finding, not_judged, ranked
 from commtrace.findings.status import LiveEvent
 from commtrace.live.monitoring.device_readings import DeviceReadings
+from commtrace.live.monitoring.drift import MOST_RANKS, WINDOWS_OF_DRIFT, drift_of
 from commtrace.live.monitoring.past import JobPast
 from commtrace.live.monitoring.pauses import PauseMemory
 from commtrace.live.monitoring.reporting import ReportingRanks
@@ -38,7 +39,7 @@ from commtrace.live.monitoring.slow_now import SlowNow, finding_of, sets_now
 from commtrace.live.monitoring.some_steps import ToldFaults
 from commtrace.live.monitoring.standing import StandingFindings
 from commtrace.live.monitoring.window import WindowReport
-from commtrace.live.monitoring.window_table import WindowTable
+from commtrace.live.monitoring.window_table import Level, WindowTable
 from commtrace.live.monitoring.work_history import WorkHistory
 
 _TOGETHER: Final = WINDOWS_OF_LASTING + WINDOWS_TO_NAME
@@ -60,7 +61,7 @@ class _RankWork:
     steps: int = 0  # that it has reported
     healthy_ns: float = np.nan  # when it was last normal
     # of the last few windows, with the standard error
-    windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
+    windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_DRIFT))
 
 
 class _Suspicion(NamedTuple):
@@ -70,6 +71,13 @@ class _Suspicion(NamedTuple):
     windows: int = 1  # in a row in which it was beyond normal, or was named and is not clear yet
     clear_windows: int = 0  # in a row, since
     is_named: bool = False
+    levels: tuple[Level, ...] = ()  # in the newest windows in which it was slow
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has been slow for long enough to be named."""
+        fewest = WINDOWS_OF_LASTING if self.slow.may_drift else WINDOWS_TO_NAME
+        return self.is_named or self.windows >= fewest
 
 
 @dataclass(slots=True)
@@ -108,7 +116,7 @@ class Watch:
         self._undecided = _Undecided()
         self._undecided_of_steps = _Undecided()
         self._history = WorkHistory(world_size)
-        self._ranks = StandingFindings(windows_to_name=1, are_dated=True)
+        self._ranks = StandingFindings(windows_to_name=1, are_dated=True, windows_of_cost=WINDOWS_OF_LASTING)
         self._memory = PauseMemory(world_size)
         self._now_and_then = StandingFindings(windows_to_name=1)
         self._replay = SampledReplay(world_size, seconds)
@@ -189,25 +197,42 @@ class Watch:
         error = np.array([report.error_ns for report in reports], np.float64)
         for memory, total, error_ns in zip(memories, work.sum(axis=1).tolist(), error.tolist(), strict=True):
             memory.windows.append((total, error_ns))
-        table = WindowTable.of(reports, work, error, [memory.healthy_ns for memory in memories])
-        if any(len(memory.windows) < WINDOWS_OF_LASTING for memory in memories):
-            return table
-        return table.with_lasting(np.array([memory.windows for memory in memories]))
+        healthy_ns = [memory.healthy_ns for memory in memories]
+        table = WindowTable.of(reports, work, error, healthy_ns, self._drift(reports))
+        if all(len(memory.windows) >= WINDOWS_OF_LASTING for memory in memories):
+            newest = [list(memory.windows)[-WINDOWS_OF_LASTING:] for memory in memories]
+            table = table.with_lasting(np.array(newest))
+        return table.with_known_normal(
+            {rank: Level.typical(one.levels) for rank, one in self._suspicions.items() if one.is_named}
+        )
+
+    def _drift(self, reports: Sequence[WindowReport]) -> float:
+        some = reports[:: -(-len(reports) // MOST_RANKS)]
+        windows = [self._work[report.rank].windows for report in some]
+        number = min(map(len, windows))
+        return drift_of(
+            np.array([list(own)[-number:] for own in windows]), np.array([report.stage for report in some], np.int64)
+        )
 
     def _suspect(self, table: WindowTable, index: int, report: WindowReport, now: float, *, is_slow: bool) -> None:
         known = self._suspicions.get(report.rank)
         if is_slow:
             if known is None:
-                self._suspicions[report.rank] = _Suspicion(table.slow(index, self._in_window(report, now)))
+                slow = table.slow(index, self._in_window(report, now))
+                self._suspicions[report.rank] = _Suspicion(slow, levels=(Level.of(slow),))
             else:
                 slow = table.slow(index, known.slow.since)._replace(replays=known.slow.replays)
-                self._suspicions[report.rank] = _Suspicion(slow, known.windows + 1, is_named=known.is_named)
+                levels = (*known.levels, Level.of(slow))[-WINDOWS_OF_DRIFT:]
+                self._suspicions[report.rank] = _Suspicion(slow, known.windows + 1, 0, known.is_named, levels)
         elif known is not None and (table.is_clear[index] or not known.is_named):
             clear = known._replace(clear_windows=known.clear_windows + 1)
             if not known.is_named or clear.clear_windows >= WINDOWS_TO_CLEAR:
                 del self._suspicions[report.rank]  # with all that was known of it
             else:
                 self._suspicions[report.rank] = clear
+        elif known is not None:  # its newest steps are not slow: what it costs is less, or its slow steps are few
+            slow = table.slow(index, known.slow.since)._replace(replays=known.slow.replays)
+            self._suspicions[report.rank] = known._replace(slow=slow)
 
     def _in_window(self, report: WindowReport, now: float) -> Since:
         """Return the first step of a window, in one of whose steps something began."""
@@ -245,9 +270,7 @@ class Watch:
 
     def _together(self, *, is_due: bool) -> Iterator[tuple[str, list[SlowNow]]]:
         """Yield the sets of slow ranks that have been slow long enough to be named, or the others."""
-        slow = [
-            one.slow for one in self._suspicions.values() if (one.is_named or one.windows >= WINDOWS_TO_NAME) == is_due
-        ]
+        slow = [one.slow for one in self._suspicions.values() if one.is_due == is_due]
         yield from sets_now(self._places, slow, _TOGETHER * self._seconds)
 
     def _slow_sets(self) -> list[Finding]:

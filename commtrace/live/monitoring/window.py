@@ -15,6 +15,7 @@ from commtrace.analysis.statistics import sigma_of_deviations
 from commtrace.analysis.stragglers.costs import occurrence
 from commtrace.analysis.stragglers.places import tensor_group_of
 from commtrace.findings.causes import PAUSES
+from commtrace.findings.own_cost import OwnCost
 from commtrace.findings.status import MOST_MEANS, JobMeans
 from commtrace.live.monitoring.job_steps import MOST_REPORTED, RankStep, RepetitionCounter
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
@@ -97,6 +98,7 @@ class WindowReport:
     # what its messages say of its place in a pipeline, if no framework tells the stage: see matching.stages.Flow
     sender: Number = -1
     groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS)] = ()
+    own_cost: OwnCost | None = None  # of recording, from the rank's own steps
 
     @property
     def flow(self) -> Flow:
@@ -218,6 +220,7 @@ class ReportWindow:
             steps_per_sum=steps_per_sum,
             device_model=self._rank.marks.completed(self._rank.metadata).device if device_states else "",
             device_states=device_states,
+            own_cost=self._rank.own_cost.cost,
         )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.statistics import Float64
-from commtrace.analysis.stragglers.limits import CLEARED_BELOW, LIVE, LIVE_LASTING
+from commtrace.analysis.stragglers.limits import CLEARED_BELOW, FEWEST_FOR_SCATTER, LIVE, LIVE_LASTING
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
+from commtrace.live.monitoring.drift import limit_of_drift
 from commtrace.live.monitoring.since import Since
 from commtrace.live.monitoring.slow_now import SlowNow
 from commtrace.live.monitoring.window import WindowReport
@@ -18,6 +19,22 @@ from commtrace.trace.spans import Bool, Int64
 
 _STILL: Final = 0.5
 """Share of its excess that a rank must have in the newer half of a window."""
+
+
+class Level(NamedTuple):
+    """The work of a slow rank and of its normal peers, ns per step."""
+
+    own_ns: float
+    normal_ns: float
+
+    @classmethod
+    def of(cls, slow: SlowNow) -> Level:
+        return cls(slow.normal_ns + slow.excess_ns, slow.normal_ns)
+
+    @classmethod
+    def typical(cls, levels: Sequence[Level]) -> Level:
+        own_ns, normal_ns = np.median(np.array(levels), axis=0).tolist()
+        return cls(own_ns, normal_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +46,18 @@ class WindowTable:
     waiting: Float64
     compared: Work
     judged: Judged
+    has_lasted: Bool | None = None  # only the mean over several windows stands out; None before there are as many
 
     @classmethod
     def of(
-        cls, reports: Sequence[WindowReport], work: Float64, error: Float64, healthy_ns: Sequence[float]
+        cls,
+        reports: Sequence[WindowReport],
+        work: Float64,
+        error: Float64,
+        healthy_ns: Sequence[float],
+        drift: float = 0.0,
     ) -> WindowTable:
+        """Return the table; ``drift`` is the share by which the work of healthy ranks is known to drift."""
         _, host = np.unique([report.host for report in reports], return_inverse=True)
         compared = Work(
             rank=np.array([report.rank for report in reports], np.int64),
@@ -46,7 +70,9 @@ class WindowTable:
         )
         waiting = np.array([report.waiting_ns for report in reports], np.float64)
         newest = np.array([report.newest_ns for report in reports], np.float64)
-        return cls(work, newest, waiting, compared, judge(compared, LIVE))
+        judged = judge(compared, LIVE)
+        known = np.nan_to_num(limit_of_drift(judged.normal_ns, drift))
+        return cls(work, newest, waiting, compared, replace(judged, limit_ns=np.maximum(judged.limit_ns, known)))
 
     def with_lasting(self, windows: Float64) -> WindowTable:
         """Return it with the ranks that stand out only over several windows.
@@ -56,7 +82,41 @@ class WindowTable:
         total = windows[:, :, 0].mean(axis=1)
         error = _error_of_several(windows, self.stage)
         lasting = judge(replace(self.compared, total_ns=total, error_ns=error, scale_ns=total), LIVE_LASTING)
-        return replace(self, judged=_either(self.judged, lasting))
+        judged = _either(self.judged, lasting)
+        return replace(self, judged=judged, has_lasted=judged.is_slow & ~self.judged.is_slow)
+
+    def with_known_normal(self, slow: Mapping[int, Level]) -> WindowTable:
+        """Return it with the normal work of stages whose peers have become slow as well.
+
+        A rank that is as slow as it was when it was named shows that the work is the same. Then so is normal, and what
+        was normal has not become the work of slow ranks because there are more of them. ``slow`` is by rank.
+        """
+        judged = self.judged
+        normal, excess, limit = judged.normal_ns.copy(), judged.excess_ns.copy(), judged.limit_ns.copy()
+        is_normal, source = judged.is_normal.copy(), list(judged.norm_source)
+        least = np.maximum(LIVE.share * self.duration, LIVE.least_ns)
+        allowed = np.maximum(least, LIVE.sigmas * self.compared.error_ns)
+        for stage in np.unique(self.stage).tolist():
+            own = np.flatnonzero(self.stage == stage)
+            levels = [(at, slow[rank]) for at in own.tolist() if (rank := int(self.compared.rank[at])) in slow]
+            same = [level.normal_ns for at, level in levels if abs(self.total[at] - level.own_ns) <= allowed[at]]
+            if len(own) < 2 or not same or normal[own[0]] - (known := float(np.median(same))) <= least[own[0]]:
+                continue
+            normal[own], excess[own], limit[own] = known, self.total[own] - known, allowed[own]
+            is_normal[own] = excess[own] <= least[own]
+            for at in own.tolist():
+                source[at] = PAST
+        return replace(
+            self,
+            judged=replace(
+                judged,
+                normal_ns=normal,
+                excess_ns=excess,
+                limit_ns=limit,
+                is_normal=is_normal,
+                norm_source=tuple(source),
+            ),
+        )
 
     @property
     def stage(self) -> Int64:
@@ -129,10 +189,20 @@ class WindowTable:
             norm=self.judged.norm_source[index],
             waited_ns=float(np.median(self.waiting[self._waits(index)])),
             duration_ns=float(self.duration[index]),
+            may_drift=self._may_drift(index),
         )
+
+    def _may_drift(self, index: int) -> bool:
+        if self.has_lasted is not None and self.has_lasted[index]:
+            return False
+        normal = self.judged.is_normal & (self.stage == self.stage[index])
+        most_ns = float(limit_of_drift(self.judged.normal_ns[index : index + 1])[0])
+        return int(normal.sum()) < FEWEST_FOR_SCATTER and float(self.judged.excess_ns[index]) <= most_ns
 
     def _excess_by_work(self, index: int) -> tuple[float, ...]:
         own = self.judged.is_normal & (self.stage == self.stage[index])
+        if not own.any():  # what is normal is known of all work only
+            return tuple((self.work[index] * self.judged.excess_ns[index] / max(self.total[index], 1.0)).tolist())
         return tuple((self.work[index] - np.median(self.work[own], axis=0)).tolist())
 
 

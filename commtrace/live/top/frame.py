@@ -72,6 +72,7 @@ class Frame:
     step_ns: int | None = None  # median of the steps shown, over all ranks
     before_ns: int | None = None  # likewise of the run so far, as before describes
     before: str = ""
+    own_cost: str = ""  # of recording, with its error, in words; empty if nobody tells it
     ranks: tuple[RankRow, ...] = ()  # ascending
     findings: tuple[Finding, ...] = ()  # in the order of findings.ranked
     sources: Mapping[str, str] = field(default_factory=dict)  # who says so, by id: see SOURCES

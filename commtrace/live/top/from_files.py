@@ -153,6 +153,7 @@ def make_frame(
         step_ns=step_ns,
         before_ns=_median(before) if len(before) > last else None,
         before=f"{len(before)} steps of rank {min(run.ranks)}, from all over the run" if len(before) > last else "",
+        own_cost=monitor.own_cost.short if monitor is not None and monitor.own_cost is not None else "",
         ranks=tuple(rows),
         findings=tuple(shown.finding for shown in findings),
         sources={shown.finding.id: shown.source for shown in findings},

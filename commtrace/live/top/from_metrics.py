@@ -32,6 +32,7 @@ from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.findings.causes import CAUSES, HOST, LINK, LOSSES, NETWORK, PLACES, RANKS, STAGE, TENSOR_GROUP, advice
 from commtrace.findings.finding import LOST, SLOW, Finding, finding_id, not_judged
 from commtrace.findings.formatting import format_duration, format_ranks
+from commtrace.findings.own_cost import short_words
 from commtrace.findings.progress import no_progress, stalled_after_ns
 from commtrace.live.http.deadline import Deadline
 from commtrace.live.http.redaction import http_reason, redacted_url
@@ -177,6 +178,8 @@ class ScrapedTotals:
     ended: float | None = None  # epoch seconds of its end
     launch_bound: float | None = None  # None if unknown
     is_in_unknown_stage: bool = False  # nobody told which ranks do the same work in its pipeline
+    recording_cost: float | None = None  # share of a step, with the half width of its interval; None if unknown
+    recording_cost_error: float = 0.0
     is_pausing: bool = False  # saves a checkpoint or evaluates, in which no step ends
     # by role, wait and transfer of the calls that the monitor compared
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -408,6 +411,10 @@ def totals_of(samples: Iterable[MetricSample]) -> Totals:
             of_rank.launch_bound = (of_rank.launch_bound or 0.0) + value
         elif name == "commtrace_spans_dropped_total":
             of_rank.dropped = (of_rank.dropped or 0.0) + value
+        elif name == "commtrace_recording_cost_ratio":
+            of_rank.recording_cost = value
+        elif name == "commtrace_recording_cost_error_ratio":
+            of_rank.recording_cost_error = value
         elif name == "commtrace_last_step":
             of_rank.last_step = int(value)
         elif name == "commtrace_last_step_timestamp_seconds":
@@ -465,11 +472,21 @@ def frame_of_totals(
         step_ns=step_ns,
         before_ns=round(1e9 * all_seconds / all_steps) if all_steps else None,
         before="the mean of all steps so far",
+        own_cost=_own_cost(so_far),
         ranks=rows,
         findings=tuple(shown.finding for shown in findings),
         sources={shown.finding.id: shown.source for shown in findings},
         notes=tuple(_notes(rows, pausing)),
     )
+
+
+def _own_cost(so_far: Totals) -> str:
+    """Return the mean of what the ranks measured; their errors are not independent, so that the largest holds."""
+    known = [totals for totals in so_far.values() if totals.recording_cost is not None]
+    if not known:
+        return ""
+    shares = [totals.recording_cost for totals in known if totals.recording_cost is not None]
+    return short_words(float(np.mean(shares)), max(totals.recording_cost_error for totals in known))
 
 
 def _by_rank(row: RankRow) -> int:

@@ -320,6 +320,7 @@ def _trace(
             for step, texts in rank_marks.aggregates.items()
             if (steps is None or step in steps) and not 0 <= step <= discarded
         },
+        quiet=tuple(marks.quiet),
         discarded=marks.discarded,
         progress=tuple(marks.progress),
         triggers=tuple(marks.triggers.values()),

@@ -57,7 +57,7 @@ steps asked for. Ranks write twice a second, not all at once."""
 class Newest:
     """The end of a run."""
 
-    run: Run  # the newest steps and one before them
+    run: Run  # the newest steps, one before them, and those after them that only some ranks have ended
     first: int  # of the newest steps that all ranks have ended
     end: int  # exclusive; equal to first if there are none
     last_steps: dict[int, int]  # by rank; −1 if unknown
@@ -103,7 +103,9 @@ class RunTail:
             first = max(0, end - steps)
             list(pool.map(lambda tail: tail.reach(first - 1), tails.values()))
             tables = list(pool.map(lambda tail: tail.table(), tails.values()))
-        wanted = StepRange(first - 1, end + 1) if end else None
+        # Also the steps of ranks that are ahead, which tell when the job last came on.
+        foremost = max(last_steps.values(), default=-1)
+        wanted = StepRange(first - 1, max(end, foremost) + 1) if end else None
         problems += [problem for tail in tails.values() for problem in tail.all_problems()]
         tables_of_ranks = [
             RankTable(tail.metadata, table)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from commtrace.analysis.clocks.time_of_day import date_and_time, step_end_ns
+from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.job_state import HANGING, JobState, state_of_job
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Job, synthesize
@@ -186,3 +187,15 @@ def test_nobody_advises_a_job_that_hangs_to_overlap_its_communication() -> None:
     assert summary.verdict.partition(": commtrace doctor ")[0].endswith("See where each rank is")
     assert "Overlap" not in summary.verdict
     assert summary.state == "failed: rank 1 cut off; ValueError on rank 1"
+
+
+def test_the_doctor_tells_of_ranks_that_stand_still_outside_of_any_communication() -> None:
+    run = six_steps()
+    diagnosis = examine(run, now_ns=EPOCH_NS + 100 * SECOND, ask=lambda process: RUNS)
+
+    assert [finding.kind for finding in diagnosis.findings][:1] == ["hang"]
+    assert diagnosis.findings[0].evidence.startswith("No step has ended for 94 s")
+    assert diagnosis.findings[0].advice == ""  # the way there is this command
+    assert [*diagnosis.hang.last_activities] == [0, 1]
+    assert in_second(run, 100).stop is not None
+    assert examine(run, now_ns=EPOCH_NS + 7 * SECOND, ask=lambda process: RUNS).findings == ()

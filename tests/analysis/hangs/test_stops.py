@@ -13,6 +13,7 @@ from commtrace.analysis.hangs.examination import examine
 from commtrace.analysis.hangs.rank_state import find_endings, own_frame
 from commtrace.analysis.hangs.stops import Chains, Stop, find_chains, find_stops
 from commtrace.analysis.matching.arrivals import find_arrivals
+from commtrace.trace.quiet import QuietChange
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import END, NOW_NS, SECOND, activity, done, flight, stopped_run
 from tests.factory import group, p2p, span
@@ -460,3 +461,48 @@ def test_a_late_message_in_a_running_job_is_reported_for_the_ranks_that_arrived_
     running = find_endings(run, NOW_NS - 3600 * SECOND, lambda metadata: "runs")
     (stop,) = find_stops(run, find_arrivals(run), running)
     assert (stop.kind, stop.waited_ns, stop.longest_before_ns) == ("hung", 10 * SECOND, 2_000_000)
+
+
+def resting(run: Run) -> Run:
+    """The run, whose ranks stopped in a step of which nothing is recorded."""
+    ranks = {rank: replace(trace, quiet=(QuietChange(9, True),)) for rank, trace in run.ranks.items()}
+    return replace(run, ranks=ranks)
+
+
+def test_who_waits_in_a_step_that_is_not_recorded_follows_from_the_counts() -> None:
+    counts = {0: {TP.id: 8}, 1: {TP.id: 7, DP.id: 3}, 2: {DP.id: 2}}
+    activities = {
+        rank: activity(collectives={str(number): count for number, count in own.items()})
+        for rank, own in counts.items()
+    }
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5, DP: 2}), 2: done({DP: 2})}, [TP, DP], activities=activities)
+    by_group = {stop.group_id: stop for stop in stops_of(resting(run))}
+
+    assert (by_group[TP.id].kind, by_group[TP.id].seq, by_group[TP.id].arrived) == ("hung", 7, (0,))
+    assert (by_group[DP.id].kind, by_group[DP.id].seq, by_group[DP.id].arrived) == ("hung", 2, (1,))
+    assert by_group[TP.id].operations == {"a collective": (0,)}
+    assert by_group[TP.id].waited_ns == 60 * SECOND
+    assert dict(chains_of(resting(run)).roots) == {2: 2}  # rank 1, which rank 0 waits for, waits itself
+    assert stops_of(run) == []  # recorded steps would show what is in flight
+
+
+def test_a_message_that_nobody_sent_in_a_step_that_is_not_recorded() -> None:
+    tag = 3
+    activities = {
+        0: activity(p2p=[(PAIR.id, False, 1, tag, 5), (PAIR.id, True, 1, tag, 9)]),
+        1: activity(p2p=[(PAIR.id, True, 0, tag, 4), (PAIR.id, False, 0, tag, 9)]),
+    }
+    run = resting(stopped_run({0: [], 1: []}, [PAIR], activities=activities))
+    (stop,) = stops_of(run)
+
+    assert stop.message is not None
+    assert (stop.kind, stop.seq, stop.arrived) == ("hung", 4, (0,))
+    assert (stop.message.sender, stop.message.receiver, stop.message.tag) == (1, 0, tag)
+    assert dict(chains_of(run).roots) == {1: 1}
+
+
+def test_ranks_that_go_on_in_a_step_that_is_not_recorded_hang_nowhere() -> None:
+    activities = {rank: activity(0, collectives={str(TP.id): 8 - rank}) for rank in range(2)}
+    run = resting(stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], activities=activities))
+
+    assert [stop.kind for stop in stops_of(run)] == []

@@ -22,7 +22,7 @@ from commtrace.live.top.frame import Frame, RankRow, choose_ranks
 from commtrace.live.top.from_files import make_frame
 from tests.e2e.launch import REPOSITORY
 from tests.factory import EPOCH_NS
-from tests.live.findings import slow_finding
+from tests.live.findings import hang_finding, slow_finding
 from tests.live.top.made_frames import MS, newest, two_ranks
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import write_run
@@ -111,6 +111,30 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 def test_a_frame_fits_on_the_terminal() -> None:
     for height in (24, 50):
         assert len(drawn(many(1024), 100, height=height)) <= height
+
+
+def test_in_a_low_terminal_findings_are_short_so_that_ranks_have_room() -> None:
+    told = "It needs longer in every step. " * 8
+    slow = [slow_finding(rank, cost_ns=2e6, share=0.2, evidence=told, since_ns=None) for rank in (3, 5)]
+    frame = replace(many(64), findings=tuple(slow), sources={one.id: "steps shown" for one in slow})
+    screens = [drawn(frame, 80, height=height) for height in (50, 20, 16)]
+
+    for lines, explained in zip(screens, (2, 1, 0), strict=True):
+        assert sum("STRAGGLER" in line for line in lines) == 2
+        assert " ".join(lines).count("It needs longer") == 8 * explained
+        assert slow[0].advice in " ".join(line.strip() for line in lines)
+        assert "   3" in {line[:4] for line in lines}
+
+
+def test_a_job_that_makes_no_progress_is_not_told_how_to_run_faster() -> None:
+    run = PipelineJob(2, 4, data_parallel=2, steps=12).run()
+    frame = make_frame(newest(run, 1, 12), 11, EPOCH_NS)
+    stopped = replace(frame, ranks=tuple(replace(row, state="stopped") for row in frame.ranks))
+    hangs = replace(frame, findings=(hang_finding(), *frame.findings))
+
+    assert any(line.startswith("Lost time") for line in drawn(frame, 80))
+    for one in (stopped, hangs):
+        assert not any(line.startswith(("Lost time", "No straggler")) for line in drawn(one, 80))
 
 
 def test_of_many_ranks_only_outliers_are_shown_and_the_rest_is_counted() -> None:

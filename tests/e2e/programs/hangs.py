@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commtrace
 import commtrace.trace.files.writer  # once for all of them
+from commtrace.trace.selection import QuietPlan
 
 FOLDER = Path(sys.argv[1])
 WORLD_SIZE = 4
@@ -54,6 +55,16 @@ def one_sleeps_before_a_collective_of_a_subgroup(rank: int, groups: Groups) -> N
                 time.sleep(FOREVER)
         dist.all_reduce(torch.ones(10), group=groups["right" if rank > 1 else "left"])
     dist.barrier()
+
+
+def one_sleeps_in_a_step_that_is_not_recorded(rank: int, groups: Groups) -> None:
+    train(groups)
+    with commtrace.step(next(step for step in itertools.count(STEPS) if QuietPlan(3).is_quiet(step))):
+        dist.all_reduce(torch.ones(10))
+        if rank == 2:
+            time.sleep(FOREVER)
+        dist.all_reduce(torch.ones(10), group=groups["right" if rank > 1 else "left"])
+        dist.barrier()
 
 
 def one_is_killed(rank: int, groups: Groups) -> None:
@@ -165,6 +176,7 @@ SCENARIOS: dict[str, Callable[[int, Groups], None]] = {
     scenario.__name__: scenario
     for scenario in (
         one_sleeps_before_a_collective_of_a_subgroup,
+        one_sleeps_in_a_step_that_is_not_recorded,
         one_is_killed,
         one_is_killed_and_the_others_raise,
         two_are_killed_and_ddp_of_the_others_raises,

@@ -11,6 +11,7 @@ from commtrace.analysis.path_totals import PathTotals
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector, StepCounters
+from commtrace.findings.own_cost import OwnCost
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import DeviceMemory
 from commtrace.trace import schema
@@ -37,6 +38,7 @@ def test_every_metric_is_documented() -> None:
     live.flow, live.marks.topology["coordinates"] = Flow(sender=0), {}  # a stage that nobody told
     live.joins, live.score, live.findings = True, 1.0, (slow_finding(),)
     live.budget.add([Row(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})
+    live.own_cost.cost = OwnCost(stretches=9, quiet_ns=100, cost_ns=2, error_ns=1)
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     names = {
         sample.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")

@@ -86,3 +86,22 @@ def test_a_link_that_only_its_past_shows_to_be_slow_is_named_after_four_windows(
         named = [bool(standing.join([replace(link, norm=norm)], 4.0 * window, "GPU")) for window in range(1, 6)]
         assert named.index(True) + 1 == first
         assert sum(named) == 1
+
+
+def test_the_cost_is_the_mean_over_the_last_windows() -> None:
+    standing = StandingFindings(windows_to_name=1, windows_of_cost=4)
+    costs = []
+    for at, cost_ms in enumerate((10, 20, 30, 40, 50)):
+        standing.join([replace(stage(0), cost_ns=cost_ms * 1e6, share=cost_ms / 100)], 4.0 * at, "GPU")
+        (named,) = standing.named
+        costs.append((round((named.cost_ns or 0) / 1e6), round(named.share or 0, 3)))
+
+    assert costs == [(10, 0.1), (15, 0.15), (20, 0.2), (25, 0.25), (35, 0.35)]
+
+
+def test_the_cost_begins_anew_with_other_ranks() -> None:
+    standing = StandingFindings(windows_to_name=1, windows_of_cost=4)
+    for ranks, cost_ms in (((2, 3), 10), ((2, 3, 4), 50)):
+        standing.join([replace(stage(0), ranks=ranks, cost_ns=cost_ms * 1e6)], 4.0, "GPU")
+
+    assert [named.cost_ns for named in standing.named] == [50e6]

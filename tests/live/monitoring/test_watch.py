@@ -110,13 +110,13 @@ def test_the_cause_is_the_work_that_is_too_much(work: Sequence[float], cause: st
 
 
 def test_losses_of_ranks_without_a_gpu_are_not_called_gpu_hours() -> None:
-    watch = Watch(4, SECONDS)
+    watch = Watch(8, SECONDS)
     events = []
     for window in (0, 1):
-        work = {rank: (72 if rank == 2 else 60, 5, 0, 5) for rank in range(4)}
-        reports = [report(rank, window, work[rank], on_gpu=False) for rank in range(4)]
+        work = {rank: (72 if rank == 2 else 60, 5, 0, 5) for rank in range(8)}
+        reports = [report(rank, window, work[rank], on_gpu=False) for rank in range(8)]
         events += watch.join(reports, now=(window + 1) * SECONDS)
-    assert "12 ms per step (12.0% of it), 11.5 rank-hours per day" in events[0].sentence
+    assert "12 ms per step (12.0% of it), 23 rank-hours per day" in events[0].sentence
 
 
 def test_it_is_reported_once_and_cleared_when_it_is_over() -> None:
@@ -125,6 +125,68 @@ def test_it_is_reported_once_and_cleared_when_it_is_over() -> None:
     watch, events = watched(4, watch=watch, begin=6)
     assert [(event.kind, event.finding.rank, event.time_ns / 1e9) for event in events] == [(CLEARED, 5, 28.0)]
     assert found_by(watch) == []
+
+
+def test_a_rank_that_is_as_slow_as_it_was_stays_named_when_its_only_peer_becomes_slow() -> None:
+    slow, healthy = (90, 0, 0, 0), (60, 0, 0, 0)
+    watch, events = watched(4, {0: healthy, 1: slow}, ranks=2)
+    assert [one.ranks for one in found_by(watch)] == [(1,)]
+
+    watch, later = watched(3, {0: (80, 0, 0, 0), 1: slow}, ranks=2, watch=watch, begin=4)
+    assert {rank for one in found_by(watch) for rank in one.ranks} == {0, 1}
+    watch, again = watched(3, {0: healthy, 1: slow}, ranks=2, watch=watch, begin=7)
+    assert [one.ranks for one in found_by(watch)] == [(1,)]
+    assert all(event.finding.rank != 1 for event in [*later, *again] if event.kind == CLEARED)
+    assert [event.finding.ranks for event in events if event.kind == FOUND] == [(1,)]
+
+
+def test_that_all_ranks_have_more_to_do_is_no_reason_to_name_the_fast_one() -> None:
+    watch, _ = watched(4, {0: (40, 0, 0, 0), 1: (50, 0, 0, 0)}, ranks=2)
+    watch, _ = watched(4, {0: (60, 0, 0, 0), 1: (75, 0, 0, 0)}, ranks=2, watch=watch, begin=4)
+    assert [one.ranks for one in found_by(watch)] == [(1,)]
+
+
+def test_of_few_ranks_one_that_is_little_slower_is_named_after_four_windows() -> None:
+    named = []
+    for windows in range(1, 6):
+        watch, _ = watched(windows, {2: (66, 5, 0, 5)}, ranks=4)
+        named.append([one.rank for one in found_by(watch)])
+
+    assert named == [[], [], [], [2], [2]]
+
+
+# Milliseconds of work of four healthy ranks whose speed drifts by 5 %, as simulated.
+DRIFTING = [
+    (520, 534, 524, 533),
+    (504, 485, 498, 493),
+    (525, 472, 496, 470),
+    (543, 477, 489, 486),
+    (517, 474, 470, 497),
+    (503, 482, 497, 513),
+]
+
+
+def drifting(slow: Mapping[int, float]) -> list[list[int]]:
+    """The ranks that are named after each window of a job that drifts, of which some are slower by a factor."""
+    watch, named = Watch(4, SECONDS), []
+    for window, totals in enumerate(DRIFTING):
+        works = [ms * (slow.get(rank, 1.0) if window >= 3 else 1.0) for rank, ms in enumerate(totals)]
+        columns = {"duration_ns": 550 * MS, "error_ns": 3 * MS}
+        reports = [
+            report(rank, window, (ms, 0, 0, 0), exposed_ns={"dp": round(max(works) - ms) * MS}, **columns)
+            for rank, ms in enumerate(works)
+        ]
+        watch.join(reports, now=(window + 1) * SECONDS)
+        named.append([rank for one in found_by(watch) for rank in one.ranks])
+    return named
+
+
+def test_a_healthy_rank_that_drifts_as_its_peers_do_is_not_named() -> None:
+    assert drifting({}) == [[]] * len(DRIFTING)
+
+
+def test_a_slow_rank_is_named_in_the_second_window_though_all_drift() -> None:
+    assert drifting({2: 1.3}) == [[], [], [], [], [2], [2]]
 
 
 def test_a_rank_that_is_slow_again_is_not_told_what_a_replay_said_of_the_first_time(

@@ -19,7 +19,8 @@ from commtrace.live.top.from_files import FileSource, make_frame, read_monitor, 
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
-from commtrace.trace.files.tail import Newest
+from commtrace.trace.files.tail import Newest, RunTail
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.hang_report import Activity, OpenPhase
 from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.spans import Spans
@@ -27,7 +28,7 @@ from tests.factory import EPOCH_NS, make_run, span
 from tests.live.findings import hang_finding, not_judged, silent_finding, slow_finding, status
 from tests.live.top.made_frames import MS, newest, two_ranks
 from tests.pipeline_factory import PipelineJob
-from tests.trace.rows import write_run
+from tests.trace.rows import row_at, write_run
 
 
 def test_every_rank_has_its_parts_and_they_add_up() -> None:
@@ -112,6 +113,24 @@ def test_too_few_steps_are_said_to_be_too_few() -> None:
     frame = make_frame(newest(PipelineJob(2, 8, data_parallel=4, steps=4).run(), 1, 4), 20, EPOCH_NS)
     assert [finding.kind for finding in frame.findings] == ["not_judged"]
     assert "too few steps" in frame.findings[0].evidence
+
+
+def test_a_job_whose_fast_ranks_go_on_makes_progress(tmp_path: Path) -> None:
+    ended = {0: 60, 1: 30}  # nothing couples them
+    rows = {
+        rank: [span("step", step * 1_000 * MS, (step + 1) * 1_000 * MS, step=step) for step in range(steps)]
+        for rank, steps in ended.items()
+    }
+    run = make_run(rows)
+    writers = [SegmentWriter(tmp_path, trace.metadata) for trace in run.ranks.values()]  # not closed: the job runs
+    for writer, trace in zip(writers, run.ranks.values(), strict=True):
+        writer.write([row_at(run, trace, position) for position in range(len(trace.spans))])
+
+    frame = make_frame(RunTail(tmp_path).read(5), 5, EPOCH_NS + 61_000 * MS)
+
+    assert (frame.first_step, frame.last_step) == (25, 29)
+    assert {row.rank: row.last_step for row in frame.ranks} == {0: 59, 1: 29}
+    assert [finding for finding in frame.findings if finding.kind == "hang"] == []
 
 
 def test_a_rank_that_fell_silent_is_said_first() -> None:

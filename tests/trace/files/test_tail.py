@@ -49,6 +49,17 @@ def test_the_newest_steps_are_those_that_every_rank_has_ended(tmp_path: Path) ->
     assert len(writers) == 2
 
 
+def test_a_rank_that_is_ahead_keeps_its_newest_steps(tmp_path: Path) -> None:
+    writers = [write(tmp_path, 0, range(60)), write(tmp_path, 1, range(47))]
+    newest = RunTail(tmp_path).read(steps=5)
+
+    ends = {
+        rank: int(trace.spans.step[trace.spans.kind == schema.STEP].max()) for rank, trace in newest.run.ranks.items()
+    }
+    assert (newest.first, newest.end, ends) == (42, 47, {0: 59, 1: 46})
+    assert len(writers) == 2
+
+
 @pytest.mark.parametrize("per_segment", [3, 10, 100])
 def test_the_rows_are_those_of_the_whole_run(tmp_path: Path, per_segment: int) -> None:
     kept = [write(tmp_path, rank, range(64 + rank), per_segment=per_segment) for rank in (0, 1)]

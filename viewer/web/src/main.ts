@@ -52,6 +52,7 @@ async function start(): Promise<void> {
     const source = new ServerSource("data/", token, showProgress);
     if (served === "") await showRuns(source, token);
     else {
+      byId("title").textContent = document.title.replace("commtrace · ", ""); // until the run has been read
       watchGrowth(source);
       if ("several" in document.documentElement.dataset) offerList(token);
       await showRun(source, theme);

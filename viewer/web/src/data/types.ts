@@ -169,6 +169,7 @@ export interface RunBudget extends Record<string, unknown> {
 
 /** `commtrace summary --json` (docs/json/summary.schema.json), as far as the page reads it. */
 export interface Summary {
+  own_cost: { sentence: string } | null; // of recording
   run: {
     id: string;
     attempt: number;

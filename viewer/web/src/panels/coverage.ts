@@ -3,7 +3,7 @@ import { byId } from "../dom";
 import { formatDuration, joined } from "../format";
 import { dataTable } from "../table";
 
-export function showCoverage({ alignment, coverage, run }: Summary): void {
+export function showCoverage({ alignment, coverage, own_cost: cost, run }: Summary): void {
   const residual = alignment.residual_ns;
   const versions = Object.entries(run.versions ?? {}).map(([name, version]) => `${name} ${version}`);
   const spread = residual
@@ -17,6 +17,7 @@ export function showCoverage({ alignment, coverage, run }: Summary): void {
       "not visible",
       Array.isArray(coverage.not_visible) ? coverage.not_visible.join("; ") || "–" : described(coverage.not_visible),
     ],
+    ...(cost ? [["cost of recording", cost.sentence] as [string, string]] : []),
     ...coverage.replays.map(({ sentence }): [string, string] => ["CUDA graphs", sentence]),
     ["versions", versions.join(", ") || "–"],
   ];

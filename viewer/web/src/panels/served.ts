@@ -23,19 +23,22 @@ interface ListedRun {
   problems: string[];
 }
 
+/** By directory, what was found in the runs that this server has read. */
+type Read = Record<string, { state: string; text: string }>;
+
 /** Shows the runs of the directory, the newest first; each leads to its page. */
 export async function showRuns(source: ServerSource, token: string): Promise<void> {
   document.body.classList.add("list-of-runs");
   byId("title").textContent = "Runs";
-  const { runs, path } = (await source.json<{ runs: ListedRun[]; path: string }>("runs.json"))!;
+  const { runs, path, read } = (await source.json<{ runs: ListedRun[]; path: string; read: Read }>("runs.json"))!;
   byId("facts").textContent = path;
   const open = (run: ListedRun) => {
     location.href = `run/${encodeURIComponent(run.directory)}/?token=${encodeURIComponent(token)}`;
   };
-  byId("runs").append(dataTable(columnsOfRuns(), [...runs].reverse(), open));
+  byId("runs").append(dataTable(columnsOfRuns(read), [...runs].reverse(), open));
 }
 
-function columnsOfRuns(): ColumnOf<ListedRun>[] {
+function columnsOfRuns(read: Read): ColumnOf<ListedRun>[] {
   const words = (heading: string, text: (run: ListedRun) => string) => ({ heading, text, isWords: true });
   const number = (
     heading: string,
@@ -51,8 +54,8 @@ function columnsOfRuns(): ColumnOf<ListedRun>[] {
   };
   return [
     words("run", (run) => run.directory),
-    words("state", (run) => run.state.replaceAll("_", " ")),
-    words("verdict", verdictOf),
+    words("state", (run) => read[run.directory]?.state ?? run.state.replaceAll("_", " ")),
+    words("verdict", (run) => run.verdict?.text ?? read[run.directory]?.text ?? unread(run)),
     number("step", (facts) => facts.step_ns, formatDuration),
     number("steps", (facts) => facts.steps),
     number("ranks", (facts) => facts.world_size),
@@ -62,8 +65,8 @@ function columnsOfRuns(): ColumnOf<ListedRun>[] {
   ];
 }
 
-function verdictOf(run: ListedRun): string {
-  return run.verdict?.text ?? run.problems[0] ?? (run.facts ? "not read yet" : "–");
+function unread(run: ListedRun): string {
+  return run.facts ? "not read yet" : (run.problems[0] ?? "–");
 }
 
 /** Offers the way back to the list of runs. */

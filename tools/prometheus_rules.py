@@ -137,7 +137,7 @@ def _of_ranks(timing: Timing) -> tuple[RecordingRule, ...]:
 _RUN: Final = "sum by (run_id)"
 _BY_OPERATION: Final = "run_id, operation, role"
 _BY_SIZE: Final = "run_id, operation, nodes, up_to"
-_PARTS: Final = ("bubble", "data", "checkpoint", "gc", "other")
+_PARTS: Final = ("bubble", "data", "checkpoint", "gc", "between", "other")
 
 
 def _of_runs(timing: Timing) -> tuple[RecordingRule, ...]:

@@ -204,7 +204,7 @@ void group_take_back_message(Group *, bool is_send, int32_t peer, int64_t seq);
 /* ---- rows.c: what was recorded, on its way to the harvester ------------------------------------------------------ */
 
 /* Codes of commtrace/trace/schema.py, of kinds and of lanes; a test compares them. */
-enum { MODULE = 4, COLLECTIVE = 6, P2P = 7, STALL = 8, NUM_KINDS = 19 };
+enum { MODULE = 4, COLLECTIVE = 6, P2P = 7, STALL = 8, NUM_KINDS = 20 };
 enum { COMPUTE = 1, COMMUNICATION = 2 };
 
 typedef struct {

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import (
+    BETWEEN_STEPS,
     BUBBLE,
     CHECKPOINT,
     DATA,
@@ -46,7 +47,7 @@ _MUCH_UNKNOWN: Final = 0.05
 _MOST: Final = 0.5
 """Share of the rest that is called by its largest part."""
 
-_OF_THE_REST: Final = (causes.CHECKPOINT, causes.GC, "idle", "memory")
+_OF_THE_REST: Final = (causes.CHECKPOINT, causes.GC, "idle", "memory", "between")
 
 _OF_STATES: Final = (
     (BUBBLE, "schedule"),
@@ -55,6 +56,7 @@ _OF_STATES: Final = (
     (GC, causes.GC),
     (IDLE, "idle"),
     (MEMORY, "memory"),
+    (BETWEEN_STEPS, "between"),
 )
 """States of ranks, and the cause of each."""
 

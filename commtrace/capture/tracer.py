@@ -44,6 +44,9 @@ _COUNTED_KINDS = _WAITING_KINDS | {schema.OPTIMIZER}
 
 _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
 
+_BETWEEN = "between steps"
+"""The name of the span from the end of a step to the begin of the next one's work."""
+
 _LONGEST_REST_SECONDS = 2.0
 """Of the harvester, for a stretch of quiet steps: what is recorded reaches the file so much later at most."""
 
@@ -110,6 +113,9 @@ class Tracer:
         self.end_listeners: list[Callable[[int], None]] = []  # called with a step that was recorded in full
         self.optimizer_listeners: list[Callable[[], None]] = []
         self._step: Span | None = None
+        self._is_in_step = False
+        self._ended: Mark | None = None  # end of the step before, where the next one begins; None: there is none
+        self._work_begun: Mark | None = None  # the same as begin of the step, or of its work behind the time before it
         self._step_is_users = False
         self._work_end: Mark | None = None
         self._latest_step = -1
@@ -188,7 +194,10 @@ class Tracer:
 
     @property
     def step_start(self) -> Mark | None:
-        return None if self._step is None else self._step.start
+        """Return the begin of the work of the current step, on the stream that computes it."""
+        if self._step is None:
+            return None
+        return self._step.start if self._work_begun is None else self._work_begun
 
     @property
     def work_end(self) -> Mark | None:
@@ -220,6 +229,8 @@ class Tracer:
         self, number: int | None = None, *, is_users: bool = False, is_found: bool = False, skipped: int = 0
     ) -> None:
         """Close the current step and open the next one.
+
+        A step lasts from the end of the one before: a span tells the time between it and now. The first one begins now.
 
         Args:
             number: the previous one plus 1 if None. Numbers that repeat (batches inside of epochs) are counted on.
@@ -265,12 +276,27 @@ class Tracer:
             self.recording = record
         is_timed = record or is_quiet
         self._step = Span(schema.STEP, "step", schema.COMPUTE, coordinates, self.clock, now) if is_timed else None
+        if self._step is not None and self._ended is not None:
+            self._step.start = self._work_begun = self._ended
+            self._work_begins(now)
+        else:
+            self._work_begun = None
+        self._is_in_step = True
         if self._tells_streams:
             self._tell_computing_streams()
         for listener in tuple(self.step_listeners):
             listener()
         if self._at_steps:
             self._act(step)
+
+    def _work_begins(self, now: Mark | None) -> None:
+        """Record the time since the end of the step before, or since this was last called, as between steps."""
+        if self._step is not None and self._work_begun is not now:
+            # Of the step, also while spans are assigned to none.
+            place = self._step.coordinates
+            span = Span(schema.BETWEEN, _BETWEEN, schema.COMPUTE, place, self.clock, self._work_begun)
+            self._work_begun = span.end = now
+            self.record(span)
 
     def _launched_by_group(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
         """Return how many collectives and messages there have been, by the id of the group."""
@@ -324,10 +350,14 @@ class Tracer:
             except Exception as error:
                 self.failed("a request for detail", error)
 
-    def end_step(self) -> None:
-        """Close the current step; spans belong to none until the next one begins."""
+    def end_step(self, *, is_last: bool = False) -> None:
+        """Close the current step; spans carry no number until the next one begins, unless it ``is_last`` at its end."""
         self._step_is_users = False
-        self._close_step(self.clock.mark() if self.recording or self._is_quiet else None)
+        # Also of a step that is not recorded, as the next one may be.
+        is_timed = self._recording or self._is_quiet or self.is_in_window(self._latest_step + 1)
+        self._close_step(self.clock.mark() if is_timed else None)
+        if is_last:
+            self._ended = None
         self.coordinates = Coordinates()
         if self._is_quiet:
             self.pauses += 1
@@ -342,10 +372,14 @@ class Tracer:
         if not self._step_is_users and self._work_end is not None:
             self.end_step()
 
-    def restart_step(self) -> None:
-        """Have the current step begin now; its earlier part belongs to no step."""
-        if self._step is not None:
-            self._step.start = self.clock.mark()
+    def restart_step(self, *, is_first: bool = False) -> None:
+        """Have the work of the current step begin now. If it ``is_first``, its earlier part belongs to no step."""
+        if self._step is None:
+            return
+        if self._work_begun is None or is_first:
+            self._step.start, self._work_begun = self.clock.mark(), None
+        else:
+            self._work_begins(self.clock.mark())
 
     def leave_step(self) -> None:
         """Assign spans to no step for now; the current one goes on at :meth:`return_to_step`."""
@@ -358,7 +392,7 @@ class Tracer:
         """Drop the current step; the next one may have its number."""
         if frees_number and self._step is not None:
             self._latest_step -= 1
-        self._step = None
+        self._step, self._is_in_step = None, False
 
     def finish(self) -> None:
         """End the last step with its last forward, backward or optimizer, not at process exit."""
@@ -374,6 +408,8 @@ class Tracer:
 
     def _close_step(self, end: Mark | None) -> None:
         step, self._step = self._step, None
+        if self._is_in_step:  # whether or not it is recorded
+            self._is_in_step, self._ended = False, end
         if step is None or end is None:
             return
         if self._is_quiet:

@@ -262,7 +262,8 @@ _LEAST_SHARE_OF_PATH: Final = 0.01
 _NOT_OF_A_RANK: Final = ("transfer", "unknown")
 
 
-def critical_path_lines(path: CriticalPath | None) -> Iterator[str]:
+def critical_path_lines(path: CriticalPath | None, mean_step_ns: float | None = None) -> Iterator[str]:
+    """Yield what the path consists of, and why it is not as long as the mean step over the ranks, if it is not."""
     if path is None or not path.ns:
         return
     whole = path.ns
@@ -273,6 +274,11 @@ def critical_path_lines(path: CriticalPath | None) -> Iterator[str]:
         f"; {share(unsure, whole)} not resolved by clocks and starts" if unsure >= _LEAST_SHARE_OF_PATH * whole else ""
     )
     yield f"Critical path ({duration(whole / path.num_steps)} a step): {listed}{note}"
+    if mean_step_ns and abs(whole / path.num_steps - mean_step_ns) > _LEAST_SHARE_OF_PATH * mean_step_ns:
+        yield (
+            f"It leads from the end of the last rank to that of the step before; the mean over the ranks is "
+            f"{duration(mean_step_ns)}, as not all of them end a step with the last one."
+        )
 
 
 def _parts(shares: Sequence[Share], whole: int) -> Iterator[tuple[int, str]]:

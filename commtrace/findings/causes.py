@@ -240,6 +240,10 @@ LOSSES: Final[Mapping[str, Cause]] = {
         "Move that work off this rank, or do it on all ranks together.",
         activity="in a span of the script's own",
     ),
+    "between": Cause(
+        "time between steps",
+        "Name what the loop does there with commtrace.span(...), and do it less often or beside training.",
+    ),
     "no_span": Cause(
         "time outside all spans",
         "Name it with commtrace.span(...) to see what it is.",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.breakdown.partition import StepTimes, step_times
 from commtrace.analysis.breakdown.states import (
+    BETWEEN_STEPS,
     BUBBLE,
     CHECKPOINT,
     COMPUTE,
@@ -152,6 +153,7 @@ class _StepParts(NamedTuple):
     data: int
     checkpoint: int
     gc: int
+    between: int
     stalled: int
     launch_bound: dict[str, int] | None
 
@@ -164,6 +166,7 @@ class _Parts:
     data: list[int]
     checkpoint: list[int]
     gc: list[int]
+    between: list[int]
     stalled: list[int]
     launch_bound: list[dict[str, int] | None]
 
@@ -173,17 +176,19 @@ class _Parts:
         ns = times.ns[np.argsort(position)]
         stalled = [column for column, state in enumerate(states) if state.kind in (WAIT, TRANSFER, BUBBLE)]
         phases = [states.index(State(COMPUTE, phase)) for phase in PHASES]
-        data, checkpoint, gc = (ns[:, states.index(State(kind))].tolist() for kind in (DATA, CHECKPOINT, GC))
+        data, checkpoint, gc, between = (
+            ns[:, states.index(State(kind))].tolist() for kind in (DATA, CHECKPOINT, GC, BETWEEN_STEPS)
+        )
         waited = [
             None if own[0] == UNKNOWN_TIME else dict(zip(LAUNCH_BOUND_PHASES, own, strict=True))
             for own in times.launch_bound_ns[np.argsort(position)].tolist()
         ]
-        return cls(ns[:, phases].tolist(), data, checkpoint, gc, ns[:, stalled].sum(axis=1).tolist(), waited)
+        exposed = ns[:, stalled].sum(axis=1).tolist()
+        return cls(ns[:, phases].tolist(), data, checkpoint, gc, between, exposed, waited)
 
     def of_step(self, at: int) -> _StepParts:
-        return _StepParts(
-            self.compute[at], self.data[at], self.checkpoint[at], self.gc[at], self.stalled[at], self.launch_bound[at]
-        )
+        columns = (self.compute, self.data, self.checkpoint, self.gc, self.between, self.stalled, self.launch_bound)
+        return _StepParts._make(column[at] for column in columns)
 
 
 def _summary(
@@ -200,7 +205,7 @@ def _summary(
     exposed = _exposed_by_role(operations)
     bubble = sum(one.stalled_ns for one in operations if one.is_pipeline_transfer)
     assert parts.stalled == sum(exposed.values()) + bubble, "every stall has one operation"
-    known = sum(parts.compute) + parts.stalled + parts.data + parts.checkpoint + parts.gc
+    known = sum(parts.compute) + parts.stalled + parts.data + parts.checkpoint + parts.gc + parts.between
     return StepSummary(
         run_id=rank.run_id,
         rank=rank.rank,
@@ -213,6 +218,7 @@ def _summary(
         data_ns=parts.data,
         checkpoint_ns=parts.checkpoint,
         gc_ns=parts.gc,
+        between_ns=parts.between,
         other_ns=duration_ns - known,
         operations=operations,
         messages=messages,

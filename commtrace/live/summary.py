@@ -151,8 +151,9 @@ class MessageSummary:
 class StepSummary:
     """One step of one rank. Times are ns; start and end on the host's monotonic clock.
 
-    ``compute_ns``, ``exposed_ns``, ``bubble_ns``, ``data_ns``, ``checkpoint_ns``, ``gc_ns`` and ``other_ns`` add up to
-    ``duration_ns`` exactly. A rank alone cannot separate wait from transfer: exposed and bubble hold both.
+    ``compute_ns``, ``exposed_ns``, ``bubble_ns``, ``data_ns``, ``checkpoint_ns``, ``gc_ns``, ``between_ns`` and
+    ``other_ns`` add up to ``duration_ns`` exactly. A rank alone cannot separate wait from transfer: exposed and bubble
+    hold both.
     """
 
     run_id: str
@@ -166,6 +167,7 @@ class StepSummary:
     data_ns: int = 0
     checkpoint_ns: int = 0
     gc_ns: int = 0
+    between_ns: int = 0  # between the step before and the step's own work, for no known purpose
     other_ns: int = 0  # in no span
     # sorted by operation and role; a late row is counted in a later step, once
     operations: tuple[OperationSummary, ...] = ()

@@ -19,6 +19,7 @@ from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.run_steps import REPEATED
 from commtrace.analysis.breakdown.states import (
+    BETWEEN_STEPS,
     BUBBLE,
     CHECKPOINT,
     COMPUTE,
@@ -55,6 +56,7 @@ _STATE_COLUMNS: Final[Mapping[str, str]] = {
     MEMORY: "exposed_memory_ns",
     IDLE: "idle_ns",
     REPLAY: "replay_ns",
+    BETWEEN_STEPS: "between_ns",
     OTHER: "other_ns",
 }
 """The column of a state; those of a row add up to its ``wall_ns``."""
@@ -75,6 +77,7 @@ _STATES: Final = (
     _column("exposed_memory_ns", pa.int64(), "copies during which nothing else ran; only in imported kernel traces"),
     _column("idle_ns", pa.int64(), "device idle; only in imported kernel traces"),
     _column("replay_ns", pa.int64(), "replays of CUDA graphs that communicate: how they divide is not known"),
+    _column("between_ns", pa.int64(), "between the step before and the step's own work, for no known purpose"),
     _column("other_ns", pa.int64(), "in no recorded span"),
 )
 _HIDDEN: Final = _column(

@@ -104,7 +104,7 @@ class AggregatingSink:
         # By time: rows of one pass come from several recorders, and what began before may end, and come, later.
         self._first_end_ns = min(self._first_end_ns, int(spans.end[is_step].min(initial=_NEVER)))
         is_before = (spans.step < 0) & (spans.start < self._first_end_ns)
-        is_kept = is_step | in_detail | is_before | (spans.kind == schema.MARK)
+        is_kept = in_detail | is_before | np.isin(spans.kind, (schema.STEP, schema.BETWEEN, schema.MARK))
         self._add(spans.take(~is_kept), batch.names)
         self._last_ended = max(self._last_ended, int(spans.step[is_step].max(initial=_OUTSIDE)))
         ended = spans.step[is_step & ~in_detail].tolist()

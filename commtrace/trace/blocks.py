@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.errors import TraceFormatError
-from commtrace.trace.spans import Int32, Int64, Spans
+from commtrace.trace import schema
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
+
+if TYPE_CHECKING:
+    from commtrace.trace.selection import StepRange
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -123,3 +127,22 @@ def blocks_of(spans: Iterable[tuple[int, Spans]]) -> Iterator[Block]:
             held, rows = {}, 0
     if held:
         yield Block.of_ranks(held)
+
+
+def rows_in_steps(block: Block, wanted: StepRange) -> Bool:
+    """Return a mask of the rows of steps: those with their numbers, and those without one that begin in one of them.
+
+    What lies between steps has no number, and belongs to the step that it precedes.
+    """
+    spans, chosen = block.spans, wanted.mask(block.spans.step)
+    without_number = spans.step < 0
+    if without_number.any():
+        for rows in block.slices().values():
+            steps = rows.start + np.flatnonzero(chosen[rows] & (spans.kind[rows] == schema.STEP))
+            if len(steps):
+                start, end = spans.start[steps], spans.end[steps]
+                order = np.argsort(start, kind="stable")
+                at = np.searchsorted(start[order], spans.start[rows], side="right") - 1
+                is_within = (at >= 0) & (spans.start[rows] < end[order][np.maximum(at, 0)])
+                chosen[rows] |= without_number[rows] & is_within
+    return chosen

@@ -39,13 +39,14 @@ KINDS: Final = (
     "kernel",
     "memory",
     "replay",
+    "between",
 )
 LANES: Final = ("host", "compute", "communication")
 TIMINGS: Final = ("host", "cuda_event", "nccl_timing", "kernel", "unknown", "replay", "graph_stamp")
 
 STEP, FORWARD, BACKWARD, RECOMPUTE, MODULE, OPTIMIZER, COLLECTIVE, P2P, STALL, DATA, CHECKPOINT, GC, MARK = range(13)
 EVALUATION, USER, PHASE = 13, 14, 15
-KERNEL, MEMORY, REPLAY = 16, 17, 18
+KERNEL, MEMORY, REPLAY, BETWEEN = 16, 17, 18, 19
 HOST, COMPUTE, COMMUNICATION = range(3)
 HOST_TIMING, CUDA_EVENT_TIMING, NCCL_TIMING, KERNEL_TIMING, UNKNOWN_TIMING, REPLAY_TIMING = range(6)
 GRAPH_STAMP_TIMING: Final = 6

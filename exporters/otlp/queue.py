@@ -43,6 +43,7 @@ _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
             schema.USER,
             schema.PHASE,
             schema.REPLAY,
+            schema.BETWEEN,
         }
     ),
     "communication": frozenset({schema.COLLECTIVE, schema.P2P, schema.STALL}),

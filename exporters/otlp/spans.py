@@ -428,7 +428,7 @@ def _breakdown(summary: StepSummary) -> Attributes:
     # Parts in ns, which add up to the duration.
     named: Attributes = {f"commtrace.compute_ns.{phase}": time for phase, time in summary.compute_ns.items()}
     named.update({f"commtrace.exposed_ns.{role}": time for role, time in summary.exposed_ns.items()})
-    for part in ("bubble_ns", "data_ns", "checkpoint_ns", "gc_ns", "other_ns", "work_ns"):
+    for part in ("bubble_ns", "data_ns", "checkpoint_ns", "gc_ns", "between_ns", "other_ns", "work_ns"):
         named[f"commtrace.{part}"] = getattr(summary, part)
     for phase, time in (summary.launch_bound_ns or {}).items():
         named[f"commtrace.launch_bound_ns.{phase}"] = time

@@ -88,6 +88,7 @@ class StepCounters:
     data_ns: int = 0
     checkpoint_ns: int = 0
     gc_ns: int = 0
+    between_ns: int = 0
     other_ns: int = 0
     work_ns: int = 0
     launch_bound_ns: dict[str, int] = field(default_factory=dict)  # empty while it is not known
@@ -108,6 +109,7 @@ class StepCounters:
             self.data_ns += summary.data_ns
             self.checkpoint_ns += summary.checkpoint_ns
             self.gc_ns += summary.gc_ns
+            self.between_ns += summary.between_ns
             self.other_ns += summary.other_ns
             self.work_ns += summary.work_ns
             for phase, time in (summary.launch_bound_ns or {}).items():
@@ -189,6 +191,7 @@ class RankCollector(Collector):
             ("data", totals.data_ns, "Waiting for input."),
             ("checkpoint", totals.checkpoint_ns, "Saving checkpoints."),
             ("gc", totals.gc_ns, "Garbage collections of Python."),
+            ("between", totals.between_ns, "Time between steps, beside input, checkpoints and evaluation."),
             ("other", totals.other_ns, "Time of steps that no span explains."),
             ("work", totals.work_ns, "Steps without waiting for others and without checkpoints: the rank's own time."),
         ):

@@ -81,6 +81,7 @@ def _parts_ns(step: StepSummary) -> Iterator[tuple[str, int]]:
         "data_seconds": step.data_ns,
         "checkpoint_seconds": step.checkpoint_ns,
         "gc_seconds": step.gc_ns,
+        "between_seconds": step.between_ns,
         "other_seconds": step.other_ns,
         "launch_bound_seconds": sum((step.launch_bound_ns or {}).values()),
     }

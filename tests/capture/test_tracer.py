@@ -73,7 +73,7 @@ def test_numbers_that_begin_again_are_counted_on(ticking: Recording) -> None:
     assert message.endswith("goes on with 7")
 
 
-def test_work_between_two_steps_belongs_to_neither(ticking: Recording) -> None:
+def test_a_step_lasts_from_the_end_of_the_one_before_and_work_between_them_has_no_number(ticking: Recording) -> None:
     tracer = ticking.tracer
     tracer.begin_step()
     tracer.end_step()
@@ -81,7 +81,58 @@ def test_work_between_two_steps_belongs_to_neither(ticking: Recording) -> None:
     tracer.begin_step()
     tracer.end_step()
 
-    assert phases(ticking) == [("step", 0, 1, 2), ("data", -1, 3, 4), ("step", 1, 5, 6)]
+    assert phases(ticking) == [
+        ("step", 0, 1, 2), ("data", -1, 3, 4), ("between steps", 1, 2, 5), ("step", 1, 2, 6),
+    ]  # fmt: skip
+
+
+def test_a_step_after_one_that_was_not_chosen_lasts_from_its_end_too() -> None:
+    recording = Recording(Ticks(), steps="1:9:2")
+    for number in range(4):
+        recording.tracer.begin_step(number, is_users=True)
+        recording.tracer.end_step()
+
+    assert phases(recording) == [
+        ("between steps", 1, 1, 2), ("step", 1, 1, 3), ("between steps", 3, 4, 5), ("step", 3, 4, 6),
+    ]  # fmt: skip
+
+
+def test_the_first_step_of_a_training_begins_with_it(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    tracer.end_step(is_last=True)
+    tracer.clock.mark()
+    tracer.begin_step()
+    tracer.restart_step(is_first=True)
+    tracer.end_step()
+
+    assert phases(ticking) == [("step", 0, 1, 2), ("step", 1, 5, 6)]
+
+
+def test_what_comes_before_the_work_of_a_step_is_between_it_and_the_one_before(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    tracer.begin_step()
+    tracer.leave_step()
+    tracer.restart_step()
+    tracer.return_to_step()
+    tracer.restart_step()
+    tracer.end_step()
+
+    assert phases(ticking) == [
+        ("step", 0, 1, 2), ("between steps", 1, 2, 3), ("between steps", 1, 3, 4), ("step", 1, 2, 5),
+    ]  # fmt: skip
+
+
+def test_a_step_that_is_dropped_leaves_its_time_to_the_next_one(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    tracer.begin_step()
+    tracer.discard_step(frees_number=True)
+    tracer.begin_step()
+    tracer.end_step()
+
+    assert phases(ticking) == [("step", 0, 1, 2), ("between steps", 1, 2, 3), ("step", 1, 2, 4)]
 
 
 def test_the_last_step_ends_with_the_last_phase_in_it(ticking: Recording) -> None:
@@ -107,7 +158,8 @@ def test_work_that_is_no_training_ends_the_step_before_it(ticking: Recording) ->
     tracer.finish()
 
     assert phases(ticking) == [
-        ("Adam", 0, 2, 3), ("step", 0, 1, 4), ("evaluation", -1, 5, 6), ("Adam", 1, 8, 9), ("step", 1, 7, 9),
+        ("Adam", 0, 2, 3), ("step", 0, 1, 4), ("evaluation", -1, 5, 6), ("between steps", 1, 4, 7), ("Adam", 1, 8, 9),
+        ("step", 1, 4, 9),
     ]  # fmt: skip
 
 
@@ -262,7 +314,11 @@ def test_an_iteration_inside_a_step_of_the_script_is_that_step(ticking: Recordin
     tracer.begin_step()  # no step of the script's is open any more
     tracer.end_step()
 
-    assert phases(ticking) == [("step", 7, 1, 2), ("step", 8, 3, 4), ("step", 9, 5, 6)]
+    assert [row for row in phases(ticking) if row[0] == "step"] == [
+        ("step", 7, 1, 2),
+        ("step", 8, 2, 4),
+        ("step", 9, 4, 6),
+    ]
 
 
 def test_a_span_beside_the_training_does_not_move_its_place_in_the_schedule(ticking: Recording) -> None:

@@ -282,3 +282,14 @@ def test_every_command_has_the_same_findings_on_its_first_screen(command: str, t
     assert lines[:end] == first[:end]
     assert "rank 5 on node0, compute: " in " ".join(lines)
     assert end < 15
+
+
+def test_the_path_says_why_it_is_not_as_long_as_the_mean_step() -> None:
+    path = CriticalPath(num_steps=2, shares=(share(3, "backward", 200_000_000),))
+
+    assert len([*critical_path_lines(path, 100_500_000)]) == 1
+    _, why = critical_path_lines(path, 80_000_000)
+    assert why == (
+        "It leads from the end of the last rank to that of the step before; the mean over the ranks is 80.0 ms, as not "
+        "all of them end a step with the last one."
+    )

@@ -46,7 +46,10 @@ def test_a_ddp_loop(tmp_path: Path) -> None:
                 assert len(list(rows(recorded, rank, kind, step=step))) == 1
         mode, forward = rows(recorded, rank, schema.EVALUATION)
         assert (mode["name"], forward["name"]) == ("eval() to train()", "evaluation")
-        assert steps[1]["end"] <= mode["start"] < forward["start"] < forward["end"] < mode["end"] <= steps[2]["start"]
+        between = list(rows(recorded, rank, schema.BETWEEN))
+        assert {row["step"] for row in between} == {2}
+        assert steps[1]["end"] == steps[2]["start"] == between[0]["start"] <= mode["start"] < forward["start"]
+        assert forward["end"] < mode["end"] <= between[-1]["end"] < steps[2]["end"]
         set_up = [row["name"] for row in rows(recorded, rank, schema.COLLECTIVE, step=-1)]
         assert set_up[0] == "barrier"
     summary = summarise(recorded)

@@ -79,6 +79,7 @@ def step_parts(where: str, aggregate: str) -> tuple[Query, ...]:
         part("commtrace_data_seconds_total", "data"),
         part("commtrace_checkpoint_seconds_total", "checkpoint"),
         part("commtrace_gc_seconds_total", "gc"),
+        part("commtrace_between_seconds_total", "between steps"),
         part("commtrace_other_seconds_total", "other"),
     )
 

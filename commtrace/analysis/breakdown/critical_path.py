@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.breakdown.states import (
+    BETWEEN_STEPS,
     CHECKPOINT,
     COMPUTE,
     DATA,
@@ -57,6 +58,7 @@ _KIND_OF_STATE: Final[Mapping[str, str]] = {
     IDLE: HOST,
     OTHER: HOST,
     REPLAY: REPLAY,
+    BETWEEN_STEPS: "between steps",
 }
 
 KINDS: Final = (

@@ -10,6 +10,7 @@ import numpy as np
 
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.states import (
+    BETWEEN_STEPS,
     BUBBLE,
     CHECKPOINT,
     COMPUTE,
@@ -42,6 +43,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "data": (DATA,),
     "checkpoint": (CHECKPOINT,),
     "gc": (GC,),
+    "between": (BETWEEN_STEPS,),
     "other": (OTHER,),
 }
 """The kinds of states in each part of a step; the parts add up to it."""
@@ -144,6 +146,7 @@ class RankMean:
             "data_ns": self.total(DATA),
             "checkpoint_ns": self.total(CHECKPOINT),
             "gc_ns": self.total(GC),
+            "between_ns": self.total(BETWEEN_STEPS),
             "other_ns": self.total(OTHER),
         }
 

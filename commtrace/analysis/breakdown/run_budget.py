@@ -12,6 +12,7 @@ import numpy as np
 from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.breakdown.rank_means import apportion
 from commtrace.analysis.steps.attempts import is_earlier, number_of
+from commtrace.analysis.steps.work_begins import work_begins
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
@@ -180,7 +181,8 @@ def _of_rank(trace: RankTrace) -> _RankAttempt:
     claims = {}
     for kind, part in PART_OF_KIND.items():
         rows = np.flatnonzero(spans.kind == kind)
-        claims[kind] = PartIntervals(part, spans.start[rows] + offset, spans.end[rows] + offset)
+        start = work_begins(spans, rows) if kind == schema.STEP else spans.start[rows]
+        claims[kind] = PartIntervals(part, start + offset, spans.end[rows] + offset)
     return _RankAttempt(
         begin=min(known, default=0) + offset,
         end=max(known, default=0) + offset,

@@ -27,6 +27,8 @@ MEMORY: Final = "exposed memory"
 IDLE: Final = "idle"
 REPLAY: Final = "replay"
 """Within a replay of a CUDA graph that communicates: how it divides into compute and communication is not known."""
+BETWEEN_STEPS: Final = "between"
+"""From the end of the step before to the begin of the step's own work, where nothing else is known."""
 OTHER: Final = "other"
 
 PHASES: Final = ("forward", "backward", "recompute", "optimizer", "evaluation", "other")
@@ -50,6 +52,7 @@ FIXED: Final = (
     State(MEMORY),
     State(IDLE),
     State(REPLAY),
+    State(BETWEEN_STEPS),
 )
 """The states of every run; those of its roles follow. Unclaimed time is ``other``, or ``idle`` if kernels were traced,
 as nothing is missing then.
@@ -74,6 +77,7 @@ class StatePriority(NamedTuple):
 
 
 STATE_OF_KIND: Final = {
+    schema.BETWEEN: StatePriority(State(BETWEEN_STEPS), -1),
     schema.MODULE: StatePriority(State(COMPUTE, "other"), 0),
     schema.USER: StatePriority(State(COMPUTE, "other"), 1),
     schema.PHASE: StatePriority(State(COMPUTE, "other"), 1),

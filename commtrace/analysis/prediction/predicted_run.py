@@ -64,7 +64,8 @@ def predicted_ranks(outcome: Outcome) -> Iterator[PredictedRank]:
     times = outcome.times if outcome.rebuilt is None else outcome.rebuilt.times
     step_ns = recorded.step_ns(times)
     begin = int(recorded.lanes.step_start.min())
-    origins = [begin + int(step_ns[:step].sum()) for step in steps]
+    between_ns = recorded.program.between_step_times()
+    origins = [begin + int(step_ns[:step].sum() + between_ns[step] - between_ns[0]) for step in steps]
     messages = {step: tuple(_messages(outcome, outcome.rebuilt, step)) for step in steps} if outcome.rebuilt else {}
     for index, rank in enumerate(recorded.ranks.tolist()):
         rows: list[Row] = []
@@ -99,14 +100,17 @@ def _moved(outcome: Outcome, lane: LaneTimes, times: Int64, index: int, step: in
     _end_communications(outcome, times, index, step, rows, new_start, new_end)
     moved = []
     for row, first, last in zip(rows.tolist(), new_start.tolist(), new_end.tolist(), strict=True):
-        if spans.kind[row] == schema.STEP:
+        if spans.kind[row] in (schema.STEP, schema.BETWEEN):
             continue
         values = {name: getattr(spans, name)[row].item() for name in schema.SCHEMA.names if name != "detail"}
         values |= {"start": first, "end": last, "name": names[values["name"]] if values["name"] >= 0 else ""}
         values["dtype"] = names[values["dtype"]] if values["dtype"] >= 0 else None
         moved.append(Row(**values))
     whole = int(times[recorded.lanes.last_node[index, step]])
-    return [*moved, Row(schema.STEP, "step", schema.COMPUTE, 0, whole, number)]
+    between = -int(recorded.program.between_step_times()[step])
+    if between:
+        moved.append(Row(schema.BETWEEN, "between steps", schema.COMPUTE, between, 0, number))
+    return [*moved, Row(schema.STEP, "step", schema.COMPUTE, between, whole, number)]
 
 
 def _end_communications(

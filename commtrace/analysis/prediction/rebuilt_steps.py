@@ -208,7 +208,7 @@ def rebuild_steps(
         begin=of_all(lambda end, lane: times[end] - lane.busy_ns),
         ready=of_all(lambda end, lane: times[end - 1] + lane.gap_ns),
         phase_ns=np.asarray(times[end_of].reshape(len(ranks), steps).max(axis=0)),
-        step_ns=np.asarray(times[recorded.lanes.last_node].max(axis=0)),
+        step_ns=recorded.step_ns(times),
     )
 
 

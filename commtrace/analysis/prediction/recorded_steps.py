@@ -119,12 +119,13 @@ class RecordedSteps:
         return self.program.graph.times(edges.weights(work_ns, transfer_ns))
 
     def step_ns(self, times: Int64) -> Int64:
-        """Return the duration of each step: the latest end of all ranks."""
-        return np.asarray(times[self.program.last_node].max(axis=0))
+        """Return the length of each step: up to the latest end of all ranks, from the end of the step before."""
+        return np.asarray(times[self.program.last_node].max(axis=0) + self.program.between_step_times())
 
     def measured_ns(self) -> npt.NDArray[np.float64]:
         """Return the recorded duration of each step: the mean over ranks."""
-        return np.asarray((self.program.end_ns - self.program.start_ns).mean(axis=0), np.float64)
+        program = self.program
+        return np.asarray((program.end_ns - program.start_ns + program.between_ns).mean(axis=0), np.float64)
 
 
 class LaneTimes(NamedTuple):

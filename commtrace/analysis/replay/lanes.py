@@ -89,6 +89,7 @@ class Lanes:
     last_node: Int64  # end of each step, shape (ranks, steps)
     step_start: Int64
     step_end: Int64
+    between_ns: Int64  # before each of them, in the recorded step
     piece_ns: Int64
     piece_segment: Int32  # index of the segment of each piece
     segments: WorkSegments
@@ -135,6 +136,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
         last_node=last_node.reshape(shape),
         step_start=step_start,
         step_end=step_end,
+        between_ns=bounds.between_ns,
         piece_ns=pieces.end - pieces.start,
         piece_segment=narrow(piece_segment),
         segments=segments,

@@ -156,6 +156,7 @@ class StepsOfOneShape:
     is_of_pipeline: Bool
     transfer_ns: Integers
     start_ns: Int64  # as recorded, shape (ranks, steps side by side, columns)
+    between_ns: Int64  # from the end of the step before, mean over the ranks, shape like ``steps``
 
     @property
     def num_bytes(self) -> int:
@@ -237,8 +238,9 @@ class StepsOfOneShape:
         return before
 
     def step_ns(self, times: Int64) -> Int64:
-        """Return the latest end of all ranks, shape like ``steps``."""
-        return np.asarray(times[self.last_node].max(axis=0))
+        """Return the length of the steps, up to the latest end of all ranks; shape like ``steps``."""
+        ns = times[self.last_node].max(axis=0)
+        return np.asarray(ns + np.tile(self.between_ns, ns.shape[1] // self.steps.shape[1]))
 
     def waits_between_stages(self, work_ns: Int64 | None, transfer_ns: Integers) -> Int64:
         """Return how long each stall on a message of a pipeline lasted before the last participant started.
@@ -299,6 +301,11 @@ class ObservedSteps:
     def index_in(self, places: Places) -> ObservedIndex:
         """Return where its ranks, steps and kinds of work and transfers are in the statistics of the run."""
         return ObservedIndex.of(Places(self.ranks, self.steps, self.entries, self.traffic, self.kinds), places)
+
+    @property
+    def between_ns(self) -> int:
+        """Return the time between the steps, which no replay changes: the mean over ranks, summed over steps."""
+        return sum(int(part.between_ns.sum()) for part in self.parts)
 
     def step_ns(self) -> Int64:
         """Return the duration of each step with the measured durations: the latest end after a common start."""
@@ -564,6 +571,7 @@ class _ProgramBySteps:
             is_of_pipeline=_compact(self.between.transfers[of_transfers]),
             transfer_ns=_compact(program.transfers.ns[of_transfers], keeps_columns=True),
             start_ns=program.start_ns[:, steps],
+            between_ns=program.between_step_times()[steps],
         )
 
 

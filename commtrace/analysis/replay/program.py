@@ -53,6 +53,7 @@ class Program:
     last_node: Int64  # end of each step, shape (ranks, steps)
     start_ns: Int64  # the same as measured, shape (ranks, steps)
     end_ns: Int64
+    between_ns: Int64  # of the recorded step, before ``start_ns``
 
     @classmethod
     def of(cls, run: Run, joined: JoinedLanes, steps: Int64) -> Program:
@@ -73,6 +74,7 @@ class Program:
             last_node=lanes.last_node,
             start_ns=lanes.step_start,
             end_ns=lanes.step_end,
+            between_ns=lanes.between_ns,
         )
 
     @cached_property
@@ -91,13 +93,20 @@ class Program:
     def step_times(
         self, segment_ns: npt.NDArray[np.int64] | None = None, transfer_ns: npt.NDArray[np.int64] | None = None
     ) -> Int64:
-        """Return the replayed duration of every step, ns: the latest end of all ranks after a common start."""
+        """Return the replayed duration of every step, ns: the latest end of all ranks after a common start.
+
+        With the time between it and the step before, as it was measured.
+        """
         times = self.graph.times(self._weights(self._work_ns(segment_ns), transfer_ns))
-        return np.asarray(times[self.last_node].max(axis=0))
+        return np.asarray(times[self.last_node].max(axis=0) + self.between_step_times())
 
     def measured_step_times(self) -> Int64:
         """Return the recorded duration of every step, ns: the mean over ranks."""
-        return np.asarray(np.rint((self.end_ns - self.start_ns).mean(axis=0)), np.int64)
+        return np.asarray(np.rint((self.end_ns - self.start_ns + self.between_ns).mean(axis=0)), np.int64)
+
+    def between_step_times(self) -> Int64:
+        """Return the time between every step and the one before, which no replay changes, ns: the mean over ranks."""
+        return np.asarray(np.rint(self.between_ns.mean(axis=0)), np.int64)
 
     def scaled_pieces(self, segment_ns: Int64 | None) -> Int64:
         """Return the duration of each piece with these durations of segments, ns."""

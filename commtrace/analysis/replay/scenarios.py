@@ -201,6 +201,7 @@ class ReplayedSums(NamedTuple):
 
     num_steps: int
     measured_ns: int  # mean over the ranks
+    between_ns: int  # of these and of those that were replayed: from the end of the step before, mean over the ranks
     replayed_ns: Int64  # of each scenario
     work_ns: Int64  # work and pauses of all ranks, of each scenario
 
@@ -208,6 +209,7 @@ class ReplayedSums(NamedTuple):
         return ReplayedSums(
             self.num_steps + other.num_steps,
             self.measured_ns + other.measured_ns,
+            self.between_ns + other.between_ns,
             self.replayed_ns + other.replayed_ns,
             self.work_ns + other.work_ns,
         )
@@ -251,7 +253,8 @@ def replay_steps(observed: ObservedSteps, places: Places, scenarios: Sequence[Sc
             for number, step_ns in enumerate(np.split(part.step_ns(times), len(weights), axis=1), first):
                 replayed[number, part.steps] = step_ns
     drawn = np.isin(observed.steps, places.steps)
-    sums = ReplayedSums(shape[1], int(observed.measured_ns.sum()), replayed.sum(axis=1), worked.sum(axis=1))
+    measured_ns, between_ns = int(observed.measured_ns.sum()), observed.between_ns
+    sums = ReplayedSums(shape[1], measured_ns, between_ns, replayed.sum(axis=1), worked.sum(axis=1))
     return ReplayedSteps(observed.steps[drawn], replayed[:, drawn], sums)
 
 

@@ -1,7 +1,7 @@
 """The begin and end of each rank's steps in a replay, in which all ranks begin a step together.
 
-Recorded steps leave out what lies between them (evaluation, checkpoints, logs), during which other ranks may wait in
-the next step. So a late rank begins a step with the first rank, once its step before and its last stall have ended.
+The time between steps (evaluation, checkpoints, logs) is left out, but other ranks may wait in the next step meanwhile.
+So a late rank begins a step with the first rank, once its step before and its last stall have ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.steps.work_begins import work_begins
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
@@ -25,6 +26,7 @@ class StepBounds(NamedTuple):
     steps: Int64  # numbers, ascending
     start: Int64  # shape (ranks, steps)
     end: Int64  # shape (ranks, steps)
+    between_ns: Int64  # from the recorded begin of each step to ``start``, shape (ranks, steps)
 
     @classmethod
     def of(cls, run: Run, steps: Int64) -> StepBounds:
@@ -34,27 +36,30 @@ class StepBounds(NamedTuple):
             ReplayError: the steps were not recorded in the order of their numbers.
         """
         ranks = sorted(run.ranks)
-        start, end, since = np.array([_of_rank(run.ranks[rank], steps) for rank in ranks], np.int64).transpose(1, 0, 2)
+        begin, start, end, since = np.array([_of_rank(run.ranks[rank], steps) for rank in ranks], np.int64).transpose(
+            1, 0, 2
+        )
         if (start[:, 1:] < start[:, :-1]).any():
             raise ReplayError(NOT_IN_ORDER)
         start = np.minimum(start, np.maximum(start.min(axis=0), since))
-        return cls(np.array(ranks, np.int64), steps, start, end)
+        return cls(np.array(ranks, np.int64), steps, start, end, np.maximum(start - begin, 0))
 
     def of_ranks(self, ranks: Int64) -> StepBounds:
         rows = np.searchsorted(self.ranks, ranks)
-        return self._replace(ranks=ranks, start=self.start[rows], end=self.end[rows])
+        columns = (column[rows] for column in (self.start, self.end, self.between_ns))
+        return StepBounds(ranks, self.steps, *columns)
 
 
-def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:
-    """Return the recorded start and end of each step, and the time since which the rank could have been in it."""
+def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """Return the begin of each step, of its work, its end, and the time since which the rank could have been in it."""
     spans = trace.spans
     rows = np.flatnonzero(spans.kind == schema.STEP)
-    number = spans.step[rows]
+    number, work = spans.step[rows], work_begins(spans, rows)
     index = np.minimum(np.searchsorted(steps, number), len(steps) - 1)
     wanted = steps[index] == number
     index = index[wanted]
-    start, end, since = np.zeros((3, len(steps)), np.int64)
-    start[index], end[index] = spans.start[rows][wanted], spans.end[rows][wanted]
+    begin, start, end, since = np.zeros((4, len(steps)), np.int64)
+    begin[index], start[index], end[index] = spans.start[rows][wanted], work[wanted], spans.end[rows][wanted]
     # If the step before is not known, the time before a step is not either.
     ended_before = np.append(spans.start[rows][:1], spans.end[rows][:-1])
     follows = np.append(False, np.diff(number) == 1)
@@ -64,4 +69,4 @@ def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:
         last = np.searchsorted(np.sort(stalls), start, side="right") - 1
         waited = np.sort(stalls)[np.maximum(last, 0)] if len(stalls) else since
         since = np.where(last >= 0, np.maximum(since, np.minimum(waited, start)), since)
-    return start, end, since
+    return begin, start, end, since

@@ -18,6 +18,7 @@ from commtrace.analysis.steps.attempts import is_earlier
 from commtrace.analysis.steps.inference import infer_steps
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block, bounds_of, rows_in_steps
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.quiet import quiet_steps
@@ -87,10 +88,14 @@ def _with_steps(run: Run) -> Run:
 
 def _selected(run: Run, steps: StepRange) -> Run:
     ranks = {
-        rank: replace(trace, spans=trace.spans.take(contiguous(steps.mask(trace.spans.step))))
+        rank: replace(trace, spans=trace.spans.take(contiguous(rows_in_steps(_block_of(trace), steps))))
         for rank, trace in run.ranks.items()
     }
     return replace(run, ranks=ranks)
+
+
+def _block_of(trace: RankTrace) -> Block:
+    return Block((trace.rank,), bounds_of([len(trace.spans)]), trace.spans)
 
 
 def recorded_steps(run: Run) -> list[int]:

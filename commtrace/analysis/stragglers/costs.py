@@ -26,6 +26,10 @@ from commtrace.findings.finding import (
 from commtrace.trace.spans import Bool, Int64
 
 _MOST_OF_IT: Final = 0.8
+_MOST_STRUCK: Final = 0.5
+"""What strikes in a larger share of the steps is no matter of some of them."""
+_FEWEST_IN_A_ROW: Final = 2
+"""Mean length of the stretches from which on a cause that is not rare is dated by them."""
 
 
 def occurrence(steps: Sequence[int], times_ns: npt.NDArray[np.generic], others_ns: float = 0.0) -> Occurrence:
@@ -66,6 +70,7 @@ class TotalCost(NamedTuple):
     cost: StragglerCost  # in a step of that stretch
     when: Occurrence  # the steps of the run in which most of it is saved
     stretches: tuple[Stretch, ...] = ()  # the steps in which it lasts, or strikes, if these are not all
+    is_of_some_steps: bool = False  # it strikes in those of ``when``, and ``stretches`` are these
 
     @property
     def since_step(self) -> int:
@@ -154,25 +159,37 @@ def total_cost(
         within = np.logical_or.reduce([stretches[number].steady for number in costs])
         saved_ns = np.where(within, saved_ns, 0)
         step_ns = whole.mean_step_ns
-        ns, lasted = mean_ns(whole.steady, saved_ns), _joined(stretches, costs)
+        ns = mean_ns(whole.steady, saved_ns)
+        lasted = _within_cuts(_joined(stretches, costs), whole.steps, saved_ns[whole.steady])
     when = occurrence(whole.steps.tolist(), saved_ns[whole.steady])
-    if rare and when.is_rare:
-        when, lasted = struck_steps(whole, saved_ns, when)
-    return TotalCost(ns, gpu_hours_per_day(whole, ns / step_ns), costliest, costs[costliest], when, lasted)
+    struck = struck_steps(whole.steps, saved_ns[whole.steady], when) if rare else None
+    if struck is not None:
+        when, lasted = struck
+    hours = gpu_hours_per_day(whole, ns / step_ns)
+    return TotalCost(ns, hours, costliest, costs[costliest], when, lasted, is_of_some_steps=struck is not None)
 
 
-def struck_steps(work: WorkStatistics, saved_ns: Int64, when: Occurrence) -> tuple[Occurrence, tuple[Stretch, ...]]:
-    """Return the steps that save at least half as much as those of ``when``, which save most of it, with stretches."""
-    saved, steps = saved_ns[work.steady], work.steps
-    most = np.isin(steps, when.steps)
-    all_of_them = np.flatnonzero(saved >= saved[most].mean() / 2)
-    in_all = Occurrence(tuple(steps[all_of_them].tolist()), when.total_ns, when.num_steps)
-    struck = (all_of_them if in_all.is_rare else np.flatnonzero(most)).tolist()
+def struck_steps(steps: Int64, saved_ns: Int64, when: Occurrence) -> tuple[Occurrence, tuple[Stretch, ...]] | None:
+    """Return the steps in which a cause strikes, with their stretches; None if these are not some of the steps only.
+
+    It strikes in those that save at least half as much as the steps of ``when``, which save most of it. Both are of
+    ``steps``, ascending, of which each saves ``saved_ns``. They are some of the steps if ``when`` is rare, or if they
+    follow each other and are no more than half.
+    """
+    if not when.steps:
+        return None
+    saved = np.maximum(saved_ns, 0)
+    # Steps that cost alike are all meant: most of the time may be in fewer of them, whichever noise makes the longest.
+    struck = np.flatnonzero(saved >= saved[np.isin(steps, when.steps)].mean() / 2).tolist()
+    runs = list(runs_of(struck))
+    in_a_row = len(struck) >= _FEWEST_IN_A_ROW * len(runs)
+    if len(struck) > _MOST_STRUCK * len(steps) or not (when.is_rare or in_a_row):
+        return None
     stretches = tuple(
         Stretch(int(steps[run.first]), int(steps[run.last]), float(saved[run.first : run.last + 1].mean()))
-        for run in runs_of(struck)
+        for run in runs
     )
-    return in_all if in_all.is_rare else when, stretches
+    return Occurrence(tuple(steps[struck].tolist()), when.total_ns, when.num_steps), stretches
 
 
 def finding_of(
@@ -234,6 +251,32 @@ def _joined(stretches: Sequence[WorkStatistics], costs: Mapping[int, StragglerCo
         else:
             joined.append(own)
     return tuple(joined)
+
+
+def _within_cuts(joined: Sequence[Stretch], steps: Int64, saved_ns: Int64) -> tuple[Stretch, ...]:
+    """Return stretches without the steps at their ends in which nothing is saved.
+
+    A run is cut into parts of several steps, so a cut may lie some steps before a fault begins, or behind its end.
+    Where stretches adjoin, nothing ends. At either end of the run one step may be chance.
+    """
+    exact = []
+    for stretch in joined:
+        first, end = np.searchsorted(steps, [stretch.first, stretch.last + 1]).tolist()
+        saved = np.maximum(saved_ns[first:end], 0)
+        most = np.isin(np.arange(first, end), occurrence(range(first, end), saved).steps)
+        costs = np.flatnonzero(saved >= saved[most].mean() / 2) if most.any() else np.arange(end - first)
+        before, behind = int(costs[0]), end - first - 1 - int(costs[-1])
+        adjoins = [other for other in joined if _follow(steps, other, stretch) and other.last < stretch.first]
+        if adjoins or (first == 0 and before < 2):
+            before = 0
+        adjoins = [other for other in joined if _follow(steps, stretch, other) and stretch.last < other.first]
+        if adjoins or (end == len(steps) and behind < 2):
+            behind = 0
+        if before or behind:
+            cost_ns = float(saved[before : len(saved) - behind].mean())
+            stretch = Stretch(int(steps[first + before]), int(steps[end - 1 - behind]), cost_ns)
+        exact.append(stretch)
+    return tuple(exact)
 
 
 def _follow(steps: Int64, before: Stretch, own: Stretch) -> bool:

@@ -52,7 +52,7 @@ class LostTime:
     exposed_communication_ns: int
     bubble_ns: int  # waiting of equal stages that is due to the schedule of a pipeline
     input_ns: int
-    rest_ns: int  # garbage collection, checkpoints, evaluation, launches, and what the replay does not see
+    rest_ns: int  # garbage collection, checkpoints, evaluation, launches, between steps, and what no replay sees
     # How much of it the cost of each finding is, in their order: with what is left of the parts, the time beyond the
     # ideal. Not in the JSON.
     of_findings: tuple[int, ...] = field(default=(), kw_only=True)
@@ -102,7 +102,7 @@ def lost_time(
     ideal_ns = round(int(sums.work_ns[-1]) / len(statistics.ranks))
 
     is_pipeline = len(np.unique(statistics.table.entries.stage)) > 1
-    waiting = without_launches - ideal_ns
+    waiting = without_launches - sums.between_ns - ideal_ns
     parts = {
         "imbalance_ns": only_work - even,
         "exposed_communication_ns": even - without_transfers,
@@ -112,7 +112,8 @@ def lost_time(
         - as_replayed
         + (without_input - only_work)
         + (without_transfers - without_launches)
-        + (0 if is_pipeline else waiting),
+        + (0 if is_pipeline else waiting)
+        + sums.between_ns,
     }
     # Work that takes long on all ranks counts as ideal, whatever it waits for.
     causes = [CAUSES[finding.cause] for finding in slow]

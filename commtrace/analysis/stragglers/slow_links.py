@@ -106,6 +106,9 @@ class LinkTransfers:
 _OFTEN: Final = 0.5
 """Share of consecutive steps, in each of which some link is slow, in which a link must be."""
 
+_QUICK: Final = 0.5
+"""Share of the excess from which on links are slow, below which a link is certainly not."""
+
 COMMUNICATION: Final = "communication"
 """The cause."""
 _NORMAL: Final = {
@@ -135,6 +138,11 @@ class _Links:
     is_slow: Bool
     is_known: Bool  # ``is_slow`` is certain; not for a link without a past if other links are judged by theirs
     norm_source: tuple[Norm, ...]
+
+    @property
+    def is_quick(self) -> Bool:
+        """Return which links are certainly not slow."""
+        return self.is_known & ~self.is_slow & _is_quick(self.ns, self.normal_ns)
 
 
 class _SlowStretch(NamedTuple):
@@ -167,8 +175,10 @@ def slow_links(
     found = _judge_stretches(work, transfers, slow_ranks, usual_ns, usual.by, is_cut=is_cut)
     healthy_ns = _healthy(transfers, found[-1])
     parts: dict[tuple[str, str], list[_SlowStretch]] = {}
+    # A direction is told apart by all stretches alike.
+    is_quick = np.logical_and.reduce([links.is_quick for links in found if links.is_slow.any()] or [found[0].is_quick])
     for number, links in enumerate(found):
-        for one in suspicions_of(work.run, transfers.links, links.is_known, links.is_slow):
+        for one in suspicions_of(work.run, transfers.links, links.is_known, links.is_slow, is_quick):
             parts.setdefault((one.place, one.who), []).append(_SlowStretch(number, one))
     everything = [part for own in parts.values() for part in own]
     without = [[part for part in everything if part not in own] for own in ([], *parts.values())] if parts else []
@@ -210,13 +220,15 @@ def _slow_in_few_steps(
     found: Sequence[_Links],
     slow_ranks: Collection[int],
 ) -> list[_FewSteps]:
-    """Find the links that are slow in a few steps only; those that ``found`` calls slow are not looked at."""
+    """Find the links that are slow in a few steps; stretches in which ``found`` calls them slow are not looked at."""
     if not work.noise_is_known:
         return []
     per_step = transfers.per_step_ns(work.steady)
+    for links in found:
+        per_step[np.ix_(links.is_slow, links.work.steady[work.steady])] = np.nan
     typical = nan_median(per_step)
     touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
-    is_known = np.isfinite(typical) & ~touches_slow & ~np.logical_or.reduce([links.is_slow for links in found])
+    is_known = np.isfinite(typical) & ~touches_slow
     scatter = MAD_TO_SIGMA * nan_median(np.abs(per_step - typical[:, np.newaxis]))
     least = np.maximum((1 + LINKS.share) * typical, typical + STRUCK * scatter)
     least_ns = np.nan_to_num(least)[:, np.newaxis] * _slowdown_of_all(per_step, typical)
@@ -224,7 +236,8 @@ def _slow_in_few_steps(
     steps: dict[Suspicion, set[int]] = {}
     for first, last in runs_of(np.flatnonzero(is_struck.any(axis=0)).tolist()):
         is_slow = is_struck[:, first : last + 1].mean(axis=1) >= _OFTEN
-        for suspicion in suspicions_of(work.run, transfers.links, is_known, is_slow):
+        is_quick = is_known & ~is_slow & _is_quick(nan_median(per_step[:, first : last + 1]), typical)
+        for suspicion in suspicions_of(work.run, transfers.links, is_known, is_slow, is_quick):
             struck = is_struck[sorted(suspicion.rows)].any(axis=0)
             steps.setdefault(suspicion, set()).update(np.flatnonzero(struck[first : last + 1]) + first)
     num_links = len({frozenset(link.ranks) for link in transfers.links})
@@ -246,8 +259,13 @@ def _slow_in_few_steps(
         cost = total_cost(work, [work], [0], saved_ns, rare=True)
         if cost is not None and makes_steps_long(work, cost.cost):
             named = _finding(transfers, links, suspicion, cost)
-            slow.append(_FewSteps(replace_fields(named, occurrence=cost.when if cost.when.is_rare else None), rule))
+            slow.append(_FewSteps(replace_fields(named, occurrence=cost.when if cost.is_of_some_steps else None), rule))
     return slow
+
+
+def _is_quick(ns: Float64, normal_ns: Float64) -> Bool:
+    """Return which links are known to take hardly longer than is normal."""
+    return np.asarray(np.nan_to_num(ns - (1 + _QUICK * LINKS.share) * normal_ns, nan=1.0) <= 0)
 
 
 def _slowdown_of_all(per_step: Float64, typical: Float64) -> Float64:
@@ -504,8 +522,13 @@ class _Place(NamedTuple):
     rows: list[int]
 
 
-def suspicions_of(run: Run, links: Sequence[TransferLink], is_known: Bool, is_slow: Bool) -> Iterator[Suspicion]:
-    """Yield the places that slow links share: first those that explain many links, then single links."""
+def suspicions_of(
+    run: Run, links: Sequence[TransferLink], is_known: Bool, is_slow: Bool, is_quick: Bool
+) -> Iterator[Suspicion]:
+    """Yield the places that slow links share: first those that explain many links, then single links.
+
+    A link is called slow in one direction if all that passes in the other one is known, and certainly not slow.
+    """
     left = {row for row in range(len(links)) if is_slow[row]}
     for place in _places(run, links, frozenset(left)):
         known = [row for row in place.rows if is_known[row]]
@@ -519,8 +542,16 @@ def suspicions_of(run: Run, links: Sequence[TransferLink], is_known: Bool, is_sl
     for row in sorted(left):
         pairs.setdefault(frozenset(links[row].ranks), []).append(row)
     for rows in pairs.values():
-        own = [links[row] for row in rows]
-        yield Suspicion(LINK, _format_link(run, own), own[0].ranks, frozenset(rows))
+        is_one_way = _is_one_way(links, rows, is_quick)
+        ranks = links[rows[0]].ranks if is_one_way else tuple(sorted(links[rows[0]].ranks))
+        yield Suspicion(LINK, _format_link(run, ranks, is_one_way=is_one_way), ranks, frozenset(rows))
+
+
+def _is_one_way(links: Sequence[TransferLink], slow: Sequence[int], is_quick: Bool) -> bool:
+    """Return whether these slow rows are one direction of a link of which the other direction is certainly not slow."""
+    first = links[slow[0]]
+    back = [row for row, link in enumerate(links) if link.is_directed and link.ranks == first.ranks[::-1]]
+    return all(links[row] == first for row in slow) and first.is_directed and bool(back) and bool(is_quick[back].all())
 
 
 def _places(run: Run, links: Sequence[TransferLink], slow: frozenset[int]) -> Iterator[_Place]:
@@ -553,11 +584,9 @@ def _format_hosts(run: Run, ranks: Sequence[int]) -> str:
     return f"{words} ({format_ranks(ranks)})"
 
 
-def _format_link(run: Run, links: Sequence[TransferLink]) -> str:
-    """Return ``link from rank 2 on a to rank 4 on b``; ``between`` in both directions."""
-    first = links[0].ranks
-    ends = [f"rank {rank} on {run.ranks[rank].metadata.node}" for rank in first]
-    if len(first) > 2:
-        return f"group of {format_ranks(first)}"
-    one_way = all(link.is_directed and link.ranks == first for link in links)
-    return f"link from {ends[0]} to {ends[1]}" if one_way else f"link between {' and '.join(ends)}"
+def _format_link(run: Run, ranks: Sequence[int], *, is_one_way: bool) -> str:
+    """Return ``link from rank 2 on a to rank 4 on b``; ``between`` if it is not slow in this direction alone."""
+    if len(ranks) > 2:
+        return f"group of {format_ranks(ranks)}"
+    ends = [f"rank {rank} on {run.ranks[rank].metadata.node}" for rank in ranks]
+    return f"link from {ends[0]} to {ends[1]}" if is_one_way else f"link between {' and '.join(ends)}"

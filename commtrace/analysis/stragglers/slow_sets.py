@@ -297,13 +297,13 @@ def _finding(
             key.place,
             cause,
             members,
-            _how_often(found.work, persistence, cost, is_rare),
+            _how_often(found.work, persistence, cost),
             devices[0] if devices else None,
             launches,
         ),
         advice=NOW_AND_THEN if first.beyond == SELDOM else advice(cause, len(members), key.place),
     )
-    if is_rare and cost.when.is_rare:
+    if cost.is_of_some_steps:
         found_there = replace(found_there, occurrence=cost.when)
     return replace(found_there, persistence=persistence, sigmas=None if is_rare else found_there.sigmas)
 
@@ -333,9 +333,9 @@ def _who(run: Run, key: _SetKey) -> str:
     return format_place(places_of(run), key.place, key.ranks)
 
 
-def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost, is_rare: bool) -> str:
+def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost) -> str:
     """Return ``in all 9 steps``, ``in 5 of 9 steps``."""
-    if is_rare and cost.when.is_rare:
+    if cost.is_of_some_steps:
         return f"in {len(cost.when.steps)} of {cost.when.num_steps} steps"
     first, last = int(work.steps[0]), int(work.steps[-1])
     often = round(persistence * work.num_steps)

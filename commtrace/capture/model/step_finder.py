@@ -3,7 +3,7 @@
 * Where one optimizer steps in every cycle of work and update, and others in some of them, each cycle is a step: it ends
   with that optimizer. That is known when two of them have stepped in one cycle, and one of these in all cycles before.
 * The first step begins with the first forward or backward; an optimizer that steps once before only fills its state.
-* An evaluation before a step's first work is no part of it, unless the step before had one too.
+* An evaluation before a step's first work lies between it and the step before, unless that had one too.
 * A training ends where the process gives up its process groups, and another one begins where a new optimizer is made
   between two steps: what follows until the next work is set-up.
 * Work that no optimizer has ended is not recorded. An integration or ``commtrace.step`` takes over for good.
@@ -38,7 +38,7 @@ class StepMarker(Protocol):
         self, number: int | None = None, *, is_users: bool = False, is_found: bool = False, skipped: int = 0
     ) -> None: ...
 
-    def restart_step(self) -> None: ...
+    def restart_step(self, *, is_first: bool = False) -> None: ...
 
     def leave_step(self) -> None: ...
 
@@ -46,7 +46,7 @@ class StepMarker(Protocol):
 
     def discard_step(self, *, frees_number: bool = False) -> None: ...
 
-    def end_step(self) -> None: ...
+    def end_step(self, *, is_last: bool = False) -> None: ...
 
     def set_topology(self, topology: Topology) -> None: ...
 
@@ -92,7 +92,7 @@ class StepFinder:
         """Handle that the process has given up its process groups: what it trains later begins anew."""
         if self.finding and self._has_begun:
             self._tracer.discard_step(frees_number=True)
-            self._tracer.end_step()
+            self._tracer.end_step(is_last=True)
             self._set_aside_optimizers()
             self._has_begun = self._has_computed = self._worked = self._ends_with_backward = self._has_left = False
             self._evaluated = self._evaluated_before = self._is_set_up = self._was_set_up = False
@@ -139,7 +139,7 @@ class StepFinder:
         elif self._ends_with_backward and _graph_task() == -1:
             self._cut()  # the end of that backward was not seen
         if self._is_set_up and not self._worked:
-            self._tracer.restart_step()
+            self._tracer.restart_step(is_first=True)
         if self._has_left:
             self._return()  # What was taken for an evaluation has not ended: it was none.
         self._worked = True

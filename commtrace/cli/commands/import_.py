@@ -90,7 +90,7 @@ def import_(
     )
 
 
-class _Expected(NamedTuple):
+class _Takes(NamedTuple):
     """The files of a kind, of which a directory is none."""
 
     patterns: tuple[str, ...]
@@ -98,10 +98,10 @@ class _Expected(NamedTuple):
 
 
 _FILES: Final = {
-    FileKind.KINETO: _Expected(("*.json.gz", "*.json"), "the traces that torch.profiler wrote, one per rank"),
-    FileKind.FLIGHT_RECORDER: _Expected(("*[0-9]",), "the dumps of the flight recorder, one per rank"),
-    FileKind.WHATIF: _Expected(("*.parquet",), "the one Parquet file of a job"),
-    FileKind.AICB_CSV: _Expected(("*.csv",), "the one log of a benchmark"),
+    FileKind.KINETO: _Takes(("*.json.gz", "*.json"), "the traces that torch.profiler wrote, one per rank"),
+    FileKind.FLIGHT_RECORDER: _Takes(("*[0-9]",), "the dumps of the flight recorder, one per rank"),
+    FileKind.WHATIF: _Takes(("*.parquet",), "the one Parquet file of a job"),
+    FileKind.AICB_CSV: _Takes(("*.csv",), "the one log of a benchmark"),
 }
 
 

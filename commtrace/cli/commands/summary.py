@@ -20,6 +20,7 @@ from commtrace.analysis.communication.baseline import read_baseline
 from commtrace.analysis.communication.baseline_share import baseline_shares, measure_sizes
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.engines import engine_words
+from commtrace.analysis.judged_run import mean_step_ns
 from commtrace.analysis.steps.choice import QUIET, StepChoice
 from commtrace.analysis.summary import Summary, summarise_steps
 from commtrace.analysis.utilization import Utilization
@@ -192,7 +193,8 @@ def print_summary(
         table, note = rank_table(summary, all_ranks=all_ranks, width=console.width)
         print_table(console, "Mean step of each rank, ms", table, note)
     launch_bound = [summary.launch_bound] if summary.launch_bound else []
-    for line in (*critical_path_lines(summary.critical_path), *lost_time_lines(summary.lost_time), *launch_bound):
+    path_lines = critical_path_lines(summary.critical_path, mean_step_ns(summary.ranks))
+    for line in (*path_lines, *lost_time_lines(summary.lost_time), *launch_bound):
         console.print(f"{escape(line)}\n")
     _print_exposed(console, summary)
     _print_communication(console, summary.communication, details=details)
@@ -446,7 +448,8 @@ def _where(rank: RankMean, parallel: Mapping[str, int]) -> str:
 
 
 def _note(ranks: Sequence[RankMean], shown_parts: Sequence[str], hidden_ranks: int) -> str:
-    note = "The parts add up to the step; other is in no span. hidden: communication in parallel, not a part."
+    between = " between: outside of steps, since the one before." if "between" in shown_parts else ""
+    note = f"The parts add up to the step; other is in no span.{between} hidden: communication in parallel, not a part."
     unsure = max(rank.unmatched_ns for rank in ranks)
     if any(rank.unmatched_ns > _WORTH_A_MARK * rank.wall_ns for rank in ranks):
         note += (

@@ -173,6 +173,7 @@ _LETTERS: Final = {
     "memory": ("m", "cyan"),
     "idle": ("i", "yellow"),
     "replay": ("r", "cyan"),
+    "between": ("-", "dim"),
     "other": ("·", "dim"),
 }
 

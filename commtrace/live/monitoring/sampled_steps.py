@@ -51,7 +51,7 @@ _LARGEST_STRIDE: Final = 1 << 20
 _REPLAYED: Final = frozenset(
     {
         schema.STEP, schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER, schema.COLLECTIVE, schema.P2P,
-        schema.STALL, schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION,
+        schema.STALL, schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION, schema.BETWEEN,
     }
 )  # fmt: skip
 """The kinds of rows that a replay needs, without modules and user spans."""

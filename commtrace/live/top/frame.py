@@ -9,7 +9,19 @@ from typing import Final
 from commtrace.findings.finding import LOST, SLOW, Finding
 from commtrace.trace.json_values import JsonObject, fields_to_json
 
-PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "replay", "other")
+PARTS: Final = (
+    "compute",
+    "exposed",
+    "bubble",
+    "data",
+    "checkpoint",
+    "gc",
+    "memory",
+    "idle",
+    "replay",
+    "between",
+    "other",
+)
 """The parts of a step; they add up to it. Only imported kernel traces have ``memory`` and ``idle``."""
 
 MOST_STEPS: Final = 20

@@ -136,7 +136,7 @@ def _request(url: str, parameters: Mapping[str, str]) -> urllib.request.Request:
     return request
 
 
-_PARTS: Final = ("bubble", "data", "checkpoint", "gc", "other")
+_PARTS: Final = ("bubble", "data", "checkpoint", "gc", "between", "other")
 _SHORTEST_WINDOW_SECONDS: Final = 60
 _MOST_LOOKS: Final = 1_000
 _LARGEST_VALUE: Final = 2.0**52

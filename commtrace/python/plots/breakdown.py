@@ -114,7 +114,9 @@ def _looks(roles: Sequence[str]) -> dict[str, Fill]:
         "exposed memory": Fill("span"),
         "pipeline bubble": BUBBLE,
         "replay of graphs": Fill("span", "other"),
-        **{name: Fill(name) for name in ("idle", "data", "checkpoint", "gc", "other")},
+        **{name: Fill(name) for name in ("idle", "data", "checkpoint", "gc")},
+        "between steps": Fill("idle", "other"),
+        "other": Fill("other"),
     }
 
 
@@ -125,8 +127,14 @@ def _parts(rank: RankMean) -> dict[str, int]:
         for state, time in rank.of_state.items()
         if state.kind in (WAIT, TRANSFER)
     }
-    parts = {"exposed memory": "memory", "pipeline bubble": "bubble", "replay of graphs": "replay"}
+    parts = {
+        "exposed memory": "memory",
+        "pipeline bubble": "bubble",
+        "replay of graphs": "replay",
+        "between steps": "between",
+    }
     names = (
-        "compute", "exposed memory", "pipeline bubble", "replay of graphs", "idle", "data", "checkpoint", "gc", "other",
+        "compute", "exposed memory", "pipeline bubble", "replay of graphs", "idle", "data", "checkpoint", "gc",
+        "between steps", "other",
     )  # fmt: skip
     return stalls | {name: rank.part(parts.get(name, name)) for name in names}

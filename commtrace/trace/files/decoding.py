@@ -14,7 +14,7 @@ from msgspec import structs
 from commtrace.errors import TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
-from commtrace.trace.blocks import Block, bounds_of, end_to_end
+from commtrace.trace.blocks import Block, bounds_of, end_to_end, rows_in_steps
 from commtrace.trace.bounds import OUTSIDE
 from commtrace.trace.files.arrays import is_there, numbers, texts_of_rows
 from commtrace.trace.files.exactness import exact_ends, exact_starts
@@ -102,7 +102,9 @@ def decode(
     rank_marks = [RankMarks.none() for _ in tables] if earlier is None else earlier
     _read_marks(rank_marks, block, table["detail"], np.flatnonzero(marks), names, most_ranks)
     columns["peer"] = _ranks_of_peers(block, rank_marks, [part.metadata.world for part in tables])
-    selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
+    selected = possible & ~marks
+    if steps is not None:
+        selected &= rows_in_steps(block, steps)
     selected &= _whole(block, [of_rank.marks for of_rank in rank_marks])
     rows, bounds = _sorted_rows(block, selected)
     details = _details(block, table["detail"], selected)

@@ -180,3 +180,31 @@ def test_the_parts_always_add_up_whatever_the_order_and_the_clock(
 def test_a_rank_without_steps_has_no_rows() -> None:
     table = divide(make_run({0: [span("forward", 0, 10)]}))
     assert table.ns.shape[0] == 0
+
+
+def test_the_time_between_steps_is_divided_by_what_is_known_of_it() -> None:
+    """The work of the step begins at 60; what lies before it has no number."""
+    barrier = collective("barrier", DATA_PARALLEL, 0, 45, 55, id=1, step=-1)
+    rows = [
+        span("step", 0, 100, step=1),
+        span("between", 0, 60, step=1),
+        span("data", 0, 10, step=-1),
+        span("evaluation", 10, 25, step=-1),
+        span("checkpoint", 25, 32, step=-1),
+        span("user", 32, 40, step=-1),
+        barrier,
+        stall(barrier, 45, 55, step=-1),
+        span("forward", 70, 90, step=1),
+    ]
+    table = divide(make_run({0: rows}))
+
+    parts = states(table)
+    exposed = sum(parts.pop(state) for state in list(parts) if state.startswith("exposed"))
+    assert (exposed, parts) == (
+        10,
+        {
+            "data": 10, "compute evaluation": 15, "checkpoint": 7, "compute other": 8, "between": 10,
+            "compute forward": 20, "other": 20,
+        },
+    )  # fmt: skip
+    assert int(table.ns.sum()) == 100

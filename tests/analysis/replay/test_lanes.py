@@ -41,6 +41,7 @@ def _part(ranks: int, calls: int, rng: np.random.Generator) -> ReadLanes:
         "last_node": (first_node + per_step - 1).reshape(ranks, STEPS),
         "step_start": rng.integers(0, 1000, (ranks, STEPS)),
         "step_end": rng.integers(0, 1000, (ranks, STEPS)),
+        "between_ns": rng.integers(0, 1000, (ranks, STEPS)),
         "piece_ns": rng.integers(0, 1000, pieces),
         "piece_segment": np.arange(pieces) // 2,
         "segments": _columns(WorkSegments, -(-pieces // 2), rng),

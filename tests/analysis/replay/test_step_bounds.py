@@ -7,6 +7,8 @@ import pytest
 
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.step_bounds import StepBounds
+from commtrace.analysis.steps.work_begins import work_begins
+from commtrace.trace import schema
 from tests.factory import Row, collective, group, make_run, span, stall
 
 WORLD = group("dp", 0, 1)
@@ -58,3 +60,19 @@ def test_the_time_before_a_step_is_unknown_when_the_step_before_was_not_recorded
 def test_steps_in_another_order_than_their_numbers() -> None:
     with pytest.raises(ReplayError, match="not recorded in the order of their numbers"):
         bounds_of({0: [span("step", 10, 20, step=0), span("step", 0, 10, step=1)]})
+
+
+def test_the_time_between_steps_is_none_of_a_replay_and_has_its_length() -> None:
+    rows = [*steps((0, 10), (10, 60)), span("between", 10, 40, step=1)]
+    late = [*steps((0, 10), (10, 60)), span("between", 10, 50, step=1)]
+    bounds = StepBounds.of(make_run({0: rows, 1: late}), np.array([0, 1]))
+
+    assert (bounds.start.tolist(), bounds.end.tolist()) == ([[0, 40], [0, 40]], [[10, 60], [10, 60]])
+    assert bounds.between_ns.tolist() == [[0, 30], [0, 30]]  # the late one is in the step with the first one
+
+
+def test_all_rows_between_two_steps_are_before_its_work_and_those_of_other_steps_are_not() -> None:
+    rows = [*steps((0, 10), (10, 60), (60, 90)), span("between", 10, 20, step=1), span("between", 20, 35, step=1)]
+    spans = make_run({0: rows}).ranks[0].spans
+
+    assert work_begins(spans, np.flatnonzero(spans.kind == schema.STEP)).tolist() == [0, 35, 60]

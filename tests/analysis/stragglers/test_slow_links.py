@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
-from commtrace.analysis.replay.step_statistics import StepStatistics
+from commtrace.analysis.replay.step_statistics import StepStatistics, TransferLink
 from commtrace.analysis.stragglers.baseline import HealthyRun
 from commtrace.analysis.stragglers.search import find_stragglers
+from commtrace.analysis.stragglers.slow_links import suspicions_of
 from commtrace.synth import Fault, Job, synthesize
 from tests.analysis.stragglers.judged_jobs import found, judged
 from tests.findings.reading import ms, why_not
@@ -96,3 +98,53 @@ def test_most_links_that_are_slower_than_a_few_are_not_named_but_said() -> None:
     (said,) = why_not(findings.findings)
     assert "3 of 4 links take 39.9 times as long as the fastest that carry the same" in said
     assert "With all as fast as these, a step would be" in said
+
+
+LONG_MESSAGES: dict[str, Any] = {"pp": 2, "dp": 4, "tp": 2, "steps": 30, "sequence": 8192}
+
+
+@pytest.mark.parametrize(
+    ("faults", "who"),
+    [
+        (["slow-send=1-9:8"], "link from rank 1 on node0 to rank 9 on node1"),
+        (["slow-send=9-1:8"], "link from rank 9 on node1 to rank 1 on node0"),
+        (["slow-send=1-9:8", "slow-send=9-1:8"], "link between rank 1 on node0 and rank 9 on node1"),
+        (["slow-send=1-9:8", "slow-send=9-1:1.8"], "link between rank 1 on node0 and rank 9 on node1"),
+    ],
+)
+@pytest.mark.parametrize("window", ["", "@12:17"])
+def test_a_direction_is_named_where_the_other_one_is_certainly_not_slow(
+    faults: list[str], who: str, window: str
+) -> None:
+    findings = found([fault + window for fault in faults], **LONG_MESSAGES)
+
+    assert [finding.who for finding in findings.slow] == [who]
+
+
+@pytest.mark.parametrize(
+    ("slow", "quick", "who"),
+    [
+        ([0], [1], "link from rank 1 on node0 to rank 0 on node0"),
+        ([1], [0], "link from rank 0 on node0 to rank 1 on node0"),
+        ([0], [], "link between rank 0 on node0 and rank 1 on node0"),  # the other one is not known, or nearly slow
+        ([0, 1], [], "link between rank 0 on node0 and rank 1 on node0"),
+        ([2], [3], "link between rank 2 on node0 and rank 3 on node0"),  # a group of two
+        ([4], [], "link between rank 0 on node0 and rank 2 on node0"),  # nothing passes in the other direction
+    ],
+)
+def test_the_words_for_a_link_do_not_depend_on_what_is_not_known(slow: list[int], quick: list[int], who: str) -> None:
+    run = synthesize(Job(pp=2, dp=2, steps=1)).run
+    links = [
+        TransferLink((1, 0), is_directed=True),
+        TransferLink((0, 1), is_directed=True),
+        TransferLink((2, 3), is_directed=False),
+        TransferLink((3, 2), is_directed=True),
+        TransferLink((2, 0), is_directed=True),
+    ]
+    number = np.arange(len(links))
+
+    (suspicion,) = suspicions_of(
+        run, links, np.ones(len(links), np.bool_), np.isin(number, slow), np.isin(number, quick)
+    )
+
+    assert (suspicion.who, suspicion.rows) == (who, frozenset(slow))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+from commtrace.analysis.stragglers.costs import occurrence, struck_steps
 from commtrace.analysis.stragglers.strikes import StepRun, at_least, chance_of, not_by_chance, runs_of
 from commtrace.findings.finding import Finding, ranked
 from tests.analysis.stragglers.judged_jobs import found, judged
@@ -143,3 +146,58 @@ def test_a_network_between_hosts_that_is_slow_in_some_steps_is_named_beside_quic
     (finding,) = found(["slow-network=1:6@10:14"], **TWO_HOSTS).slow
 
     assert (finding.place, finding.cause, stretches(finding)) == ("network", "communication", [(10, 13)])
+
+
+FAULTS = ("slow-rank=5:1.6", "slow-link=2:3", "gc=3:80", "data=3:60", "late-launch=3:60")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "windows",
+    [
+        ((10, 14),),  # more than a quarter of the steps
+        ((1, 4),),
+        ((15, 19),),
+        ((12, 19),),
+        ((1, 2), (18, 19)),
+        ((3, 5), (12, 14)),
+    ],
+)
+def test_the_first_and_the_last_step_of_each_stretch_are_exact(fault: str, windows: Sequence[tuple[int, int]]) -> None:
+    (finding,) = found([f"{fault}@{first}:{last + 1}" for first, last in windows], pp=2, dp=4, steps=20).slow
+
+    assert stretches(finding) == [*windows]
+
+
+def test_a_fault_that_a_cut_divides_is_dated_in_both_parts() -> None:
+    for fault in ("slow-rank=5:1.6", "slow-link=2:3"):
+        findings = found([f"{fault}@5:14"], pp=2, dp=4, microbatches=4, steps=20, seed=3, jitter=0.01)
+
+        assert [stretches(finding) for finding in findings.slow] == [[(5, 11)], [(12, 13)]]
+        assert len({finding.ranks for finding in findings.slow}) == 1
+
+
+def struck_in(saved_ms: Sequence[int], first: int = 0) -> list[tuple[int, int]] | None:
+    steps = np.arange(first, first + len(saved_ms))
+    saved_ns = np.array(saved_ms, np.int64) * 1_000_000
+    struck = struck_steps(steps, saved_ns, occurrence(steps.tolist(), saved_ns))
+    if struck is None:
+        return None
+    when, parts = struck
+    assert [*when.steps] == [step for part in parts for step in range(part.first, part.last + 1)]
+    return [(part.first, part.last) for part in parts]
+
+
+def test_steps_that_save_about_the_same_are_all_struck() -> None:
+    assert struck_in([0] * 9 + [30, 31, 30, 31, 31] + [0] * 5, first=1) == [(10, 14)]
+    assert struck_in([30, 31, 31, 30] + [0] * 12) == [(0, 3)]
+    assert struck_in([0] * 12 + [31, 31, 31, 30]) == [(12, 15)]
+    assert struck_in([0, 30, 31, 0, 0, 0, 31, 30, 0, 0, 0, 0, 0, 0, 0, 31]) == [(1, 2), (6, 7), (15, 15)]
+    assert struck_in([0, 30, 31, 14, 0, 0, 0, 0, 0, 0]) == [(1, 2)]  # less than half as much
+    assert struck_in([0, 30, 31, 0, -20, 1, 0, 0, 0, 0]) == [(1, 2)]
+
+
+def test_what_strikes_in_most_steps_or_every_now_and_then_is_no_matter_of_some_steps() -> None:
+    assert struck_in([30] * 6 + [0] * 4) is None
+    assert struck_in([30, 0, 0] * 6) is None
+    assert struck_in([0] * 8) is None

@@ -113,7 +113,7 @@ def test_a_slow_link_is_named_with_both_of_its_ends() -> None:
 
     (verdict,) = findings.slow
     assert (verdict.ranks, verdict.cause) == ((1, 3), "communication")
-    assert verdict.who == "link from rank 1 on node0 to rank 3 on node0"
+    assert verdict.who == "link between rank 1 on node0 and rank 3 on node0"  # nothing passes in the other direction
     assert ms(verdict.cost_ns) == pytest.approx(40)
 
 

@@ -165,6 +165,7 @@ def test_the_step_ends_before_megatrons_loop_saves(
         ("optimizer", "Adam", 3),
         ("step", "step", 3),
         ("checkpoint", "megatron.save", schema.NOT_APPLICABLE),
+        ("between", "between steps", 4),
         ("step", "step", 4),
     ]
     assert rows["step", "step", 3].end <= rows["checkpoint", "megatron.save", schema.NOT_APPLICABLE].start

@@ -226,7 +226,7 @@ def test_an_update_that_the_gradient_scaler_skips_ends_a_step_too(loop: Recordin
     assert of_steps(loop) == [(1, 1), (1, 0), (1, 1)]
 
 
-def test_an_evaluation_between_steps_belongs_to_none(loop: Recording) -> None:
+def test_an_evaluation_between_steps_is_a_part_of_the_next_one_before_its_work(loop: Recording) -> None:
     sgd = optimizer()
     for number in range(3):
         forward(loop)
@@ -237,7 +237,9 @@ def test_an_evaluation_between_steps_belongs_to_none(loop: Recording) -> None:
     (first, second, third) = steps(loop)
     (evaluation,) = loop.rows(schema.EVALUATION)
     assert first[2] == second[1]
-    assert second[2] < evaluation.start < evaluation.end < third[1]
+    (between,) = loop.rows(schema.BETWEEN)
+    assert second[2] == third[1] == between.start < evaluation.start < evaluation.end < between.end < third[2]
+    assert between.step == third[0]
 
 
 def test_a_teacher_that_runs_in_every_step_belongs_to_the_loop(loop: Recording) -> None:

@@ -79,6 +79,7 @@ def test_two_steps_are_added_up() -> None:
         "commtrace_data_seconds_total": 0,
         "commtrace_checkpoint_seconds_total": 0,
         "commtrace_gc_seconds_total": 0,
+        "commtrace_between_seconds_total": 0.0,
         "commtrace_other_seconds_total": 0.5,
         "commtrace_work_seconds_total": pytest.approx(2.2 - 0.5 - 1),
         "commtrace_tokens_total": 150,

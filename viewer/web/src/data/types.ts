@@ -73,6 +73,7 @@ export interface RankTimes {
   data_ns: number;
   checkpoint_ns: number;
   gc_ns: number;
+  between_ns: number;
   other_ns: number;
 }
 

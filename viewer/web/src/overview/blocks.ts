@@ -26,6 +26,7 @@ const PARTS: Record<string, Part> = {
   data: "data_ns",
   checkpoint: "checkpoint_ns",
   gc: "gc_ns",
+  between: "between_ns",
   other: "other_ns",
 };
 const EXPOSED: Record<string, keyof WaitAndTransfer> = { "exposed wait": "wait", "exposed transfer": "transfer" };
@@ -70,6 +71,7 @@ function nothing(): StepTimes {
     data_ns: 0,
     checkpoint_ns: 0,
     gc_ns: 0,
+    between_ns: 0,
     other_ns: 0,
   };
 }

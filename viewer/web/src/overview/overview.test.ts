@@ -26,6 +26,7 @@ function rank(number: number, stage: number, compute: number, wait = 0): RankTim
     data_ns: 0,
     checkpoint_ns: 0,
     gc_ns: 0,
+    between_ns: 0,
     other_ns: 0,
     exposed_memory_ns: 0,
     bubble_ns: 0,

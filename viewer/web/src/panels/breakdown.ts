@@ -180,6 +180,7 @@ export function partsOf(times: StepTimes, roles: readonly string[], theme: Pick<
     { name: "data", ns: times.data_ns, colour: "data" },
     { name: "checkpoint", ns: times.checkpoint_ns, colour: "checkpoint" },
     { name: "gc", ns: times.gc_ns, colour: "gc" },
+    { name: "between steps", ns: times.between_ns, colour: "idle", hatched: true },
     { name: "other", ns: times.other_ns, colour: "other" },
   ];
 }

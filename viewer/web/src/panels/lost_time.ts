@@ -12,6 +12,7 @@ const KIND_COLOURS: Record<string, string> = {
   "garbage collection": "gc",
   host: "idle",
   copies: "span",
+  "between steps": "idle",
   "other compute": "span",
   unknown: "bubble",
 };
@@ -26,7 +27,11 @@ const LOST_PARTS: readonly (readonly [key: string, name: string, colour: string]
   ["rest_ns", "the rest", "other"],
 ];
 
-export function showCriticalPath({ critical_path: path }: Summary, theme: Theme, onRank: (rank: number) => void): void {
+export function showCriticalPath(
+  { critical_path: path, ranks }: Summary,
+  theme: Theme,
+  onRank: (rank: number) => void,
+): void {
   const panel = byId("critical-path");
   if (!path?.ns) {
     const text = "Unknown: no step was recorded in full, or the clocks of the hosts could not be aligned.";
@@ -53,9 +58,9 @@ export function showCriticalPath({ critical_path: path }: Summary, theme: Theme,
   panel.append(
     element(
       "p",
-      `The job's step takes ${formatDuration(path.ns / path.steps)} in the mean, from the earliest begin (or the end of the step ` +
-        "before, if that is later) to the latest end on any rank. It is made of this work and these transfers; making anything else " +
-        `faster does not make it shorter.${unsure}`,
+      `The path of a step leads back from the end of its last rank to that of the step before: ` +
+        `${formatDuration(path.ns / path.steps)} in the mean.${besideTheMean(path.ns / path.steps, ranks)} It is made of this work ` +
+        `and these transfers; making anything else faster does not make it shorter.${unsure}`,
       "hint",
     ),
     stackedBar(parts, path.ns),
@@ -71,6 +76,13 @@ export function showCriticalPath({ critical_path: path }: Summary, theme: Theme,
     ),
     element("p", "The key k in the timeline shows the path of one step. A click on a row shows its rank.", "hint"),
   );
+}
+
+/** Why the mean path is not as long as the mean step, where it is not. */
+function besideTheMean(pathNs: number, ranks: Summary["ranks"]): string {
+  const mean = ranks.reduce((sum, { wall_ns }) => sum + wall_ns, 0) / Math.max(ranks.length, 1);
+  if (Math.abs(pathNs - mean) <= 0.01 * mean) return "";
+  return ` The mean over the ranks is ${formatDuration(mean)}, as not all of them end a step with the last one.`;
 }
 
 /** Colours tell kinds of work apart, and transfers by role; ranks are in the table. */

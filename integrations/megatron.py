@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.hooks import RAISED, Arguments, Function, Hooks, Keywords, installed
-from commtrace.capture.records import Coordinates, Span
+from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.megatron_sizes import megatron_sizes
 from commtrace.integrations.topology import (
@@ -27,6 +27,7 @@ from commtrace.integrations.topology import (
 from commtrace.recording.installation import warn_if_untried
 from commtrace.trace import schema
 from commtrace.trace.schedule import schedule_named
+from commtrace.trace.schema import Coordinates
 
 if TYPE_CHECKING:
     from commtrace.trace.topology import Topology

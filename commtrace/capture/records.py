@@ -19,7 +19,7 @@ from commtrace.capture.device.clock import DeviceClock, DeviceTiming, Mark, is_o
 from commtrace.trace import schema
 from commtrace.trace.metadata import Group
 from commtrace.trace.quiet import QUIET
-from commtrace.trace.schema import Row, mark_row, row_of
+from commtrace.trace.schema import Coordinates, Row, mark_row, row_of
 
 if TYPE_CHECKING:
     import torch
@@ -54,15 +54,6 @@ _core, _ = _native.load()
 
 next_id: Final[Callable[[], int]] = itertools.count().__next__ if _core is None else _core.next_id
 """Numbers communications: unique in the process, also where the native part records some. Atomic under the GIL."""
-
-
-class Coordinates(NamedTuple):
-    """A place in the schedule; −1 where one does not apply."""
-
-    step: int = _NO
-    microbatch: int = _NO
-    chunk: int = _NO
-    stage: int = _NO
 
 
 coordinates_of: Final[Callable[[tuple[int, int, int, int]], Coordinates]] = functools.partial(

@@ -14,7 +14,6 @@ from commtrace.capture.guard import Guard
 from commtrace.capture.model.late_numbers import LateNumbers
 from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import (
-    Coordinates,
     DeviceCall,
     Launch,
     Span,
@@ -28,6 +27,7 @@ from commtrace.capture.threads import CallingThread, CompletionCallbacks, Native
 from commtrace.recording.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.quiet import QuietChange
+from commtrace.trace.schema import Coordinates
 from commtrace.trace.selection import DetailPlan, QuietPlan, StepRange
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 from commtrace.trace.spans import Bool, Int64
 
 NAMES: Final = (
@@ -34,15 +35,6 @@ NAMES: Final = (
 ROLES: Final = ("none", "world", "tp", "cp", "dp", "dp-cp", "ep", "pp", "mp", "embedding")
 
 
-class ScheduleCoordinates(NamedTuple):
-    """Where in the schedule something happens."""
-
-    step: int
-    microbatch: int = -1
-    chunk: int = -1
-    stage: int = -1
-
-
 class Instant(NamedTuple):
     """A time at which the devices of a stage pass a mark, and how far their hosts are ahead, ns, by rank."""
 
@@ -65,7 +57,7 @@ class _Template(NamedTuple):
     kind: int
     name: int
     lane: int
-    coordinates: ScheduleCoordinates
+    coordinates: Coordinates
     role: int = 0
     seq: int = -1
     num_bytes: int = -1
@@ -99,7 +91,7 @@ class StageRows:
     _end_leads: list[Int64] = field(default_factory=list)
     _ids: int = 0
 
-    def work(self, kind: int, name: str, coordinates: ScheduleCoordinates, start: Instant, end: Instant) -> None:
+    def work(self, kind: int, name: str, coordinates: Coordinates, start: Instant, end: Instant) -> None:
         lane = schema.HOST if kind in _ON_THE_HOST else schema.COMPUTE
         timing = schema.HOST_TIMING if lane == schema.HOST else schema.CUDA_EVENT_TIMING
         template = _Template(kind, _CODE[name], lane, coordinates, timing=timing)
@@ -110,7 +102,7 @@ class StageRows:
 
     def communication(
         self,
-        coordinates: ScheduleCoordinates,
+        coordinates: Coordinates,
         message: SimulatedMessage,
         start: Int64,
         end: Int64,
@@ -132,7 +124,7 @@ class StageRows:
 
     def stall(
         self,
-        coordinates: ScheduleCoordinates,
+        coordinates: Coordinates,
         message: SimulatedMessage,
         communication: int,
         start: Instant,
@@ -153,7 +145,7 @@ class StageRows:
 
     def finished(self) -> StageColumns:
         columns = dict(zip(_Template._fields, zip(*self._templates, strict=True), strict=True))
-        columns |= dict(zip(ScheduleCoordinates._fields, zip(*columns.pop("coordinates"), strict=True), strict=True))
+        columns |= dict(zip(Coordinates._fields, zip(*columns.pop("coordinates"), strict=True), strict=True))
         return StageColumns(
             {name: np.array(values, np.int64) for name, values in columns.items()},
             np.ascontiguousarray(np.stack(self._starts).T),

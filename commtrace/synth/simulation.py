@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from commtrace.synth import faults
 from commtrace.synth.job import Job, SimulatedLayout
-from commtrace.synth.rows import Instant, ScheduleCoordinates, SimulatedMessage, StageRows
+from commtrace.synth.rows import Instant, SimulatedMessage, StageRows
 from commtrace.trace import schema
 from commtrace.trace.schedule import BACKWARD, FORWARD, INPUT, WEIGHTS, Action, orders, splits_backwards
+from commtrace.trace.schema import Coordinates
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
@@ -126,7 +127,7 @@ class _Simulation:
             self._finish()
             for stage, begin in enumerate(begins):
                 end = self._instant(stage)
-                self._rows[stage].work(schema.STEP, "step", ScheduleCoordinates(step, stage=stage), begin, end)
+                self._rows[stage].work(schema.STEP, "step", Coordinates(step, stage=stage), begin, end)
             starts.append(np.concatenate([begin.time for begin in begins]))
             ends.append(np.concatenate(self._now))
         return Simulated(tuple(self._rows), SimulatedSteps(np.stack(starts), np.stack(ends)), self._launch_bound)
@@ -218,7 +219,7 @@ class _Simulation:
     def _load_data(self) -> None:
         for stage in range(self._job.pp):
             duration = self._jittered(self._job.data_ns, self._width) + self._added(faults.DATA, stage)
-            self._pause(stage, schema.DATA, "data", duration, ScheduleCoordinates(self._step, stage=stage))
+            self._pause(stage, schema.DATA, "data", duration, Coordinates(self._step, stage=stage))
 
     def _added(self, kind: str, stage: int) -> Int64:
         """Return the time that faults of this kind add to a step, ns by rank of a stage."""
@@ -227,7 +228,7 @@ class _Simulation:
             added[list(fault.where)] += round(fault.amount * 1e6)
         return added[stage * self._width : (stage + 1) * self._width]
 
-    def _pause(self, stage: int, kind: int, name: str, duration: Int64, coordinates: ScheduleCoordinates) -> None:
+    def _pause(self, stage: int, kind: int, name: str, duration: Int64, coordinates: Coordinates) -> None:
         begin = self._instant(stage)
         self._wait_for_hosts(stage, duration)
         self._rows[stage].work(kind, name, coordinates, begin, self._instant(stage))
@@ -259,7 +260,7 @@ class _Simulation:
 
     def _act(self, stage: int, action: Action, sent: dict[tuple[str, int, int], _Sent]) -> None:
         job, stages, chunks = self._job, self._job.pp, self._job.chunks
-        coordinates = ScheduleCoordinates(self._step, action.microbatch, action.chunk, stage)
+        coordinates = Coordinates(self._step, action.microbatch, action.chunk, stage)
         virtual = action.chunk * stages + stage
         source = self._source(stage, action)
         if action.letter == FORWARD:  # launched late: until then the lane is idle, without a row
@@ -278,7 +279,7 @@ class _Simulation:
         self._wait_for_hosts(stage, duration)
         self._launch_bound["other"][self._step, ranks] += np.where(was_empty, duration, 0)
 
-    def _send(self, stage: int, target: int, coordinates: ScheduleCoordinates) -> _Sent:
+    def _send(self, stage: int, target: int, coordinates: Coordinates) -> _Sent:
         message = SimulatedMessage(
             "send", "pp", self._next(stage, f"send {target}"), self._sizes.activation, peer=target
         )
@@ -286,7 +287,7 @@ class _Simulation:
         self._rows[stage].communication(coordinates, message, start, end, is_async=True)
         return _Sent(message, start, end)
 
-    def _receive(self, stage: int, source: int, coordinates: ScheduleCoordinates, sent: _Sent) -> None:
+    def _receive(self, stage: int, source: int, coordinates: Coordinates, sent: _Sent) -> None:
         now = self._now[stage]
         pairs = np.arange(self._width)[:, np.newaxis] + np.array([stage, source]) * self._width
         transfer = self._transfer_ns("recv", sent.message.num_bytes, pairs)
@@ -298,13 +299,13 @@ class _Simulation:
         self._stall(stage, coordinates, message, number, end)
 
     def _stall(
-        self, stage: int, coordinates: ScheduleCoordinates, message: SimulatedMessage, communication: int, end: Int64
+        self, stage: int, coordinates: Coordinates, message: SimulatedMessage, communication: int, end: Int64
     ) -> None:
         begin = self._instant(stage)
         self._now[stage] = end
         self._rows[stage].stall(coordinates, message, communication, begin, self._instant(stage))
 
-    def _compute(self, stage: int, action: Action, coordinates: ScheduleCoordinates) -> None:
+    def _compute(self, stage: int, action: Action, coordinates: Coordinates) -> None:
         """Run a forward or backward: one interval of work before, between and after its communications."""
         job, begin = self._job, self._instant(stage)
         split = splits_backwards(job.order)
@@ -335,7 +336,7 @@ class _Simulation:
         wanted += [("ep", "all_to_all"), ("tp", "all_reduce")]
         return [(role, operation) for role, operation in wanted if self._layout.size(role) > 1]
 
-    def _collect_garbage(self, stage: int, action: Action, coordinates: ScheduleCoordinates) -> None:
+    def _collect_garbage(self, stage: int, action: Action, coordinates: Coordinates) -> None:
         """Collect garbage in the forward of the middle microbatch."""
         if action != Action(FORWARD, self._job.microbatches // 2, 0):
             return
@@ -359,7 +360,7 @@ class _Simulation:
         role: str,
         operation: str,
         num_bytes: int,
-        coordinates: ScheduleCoordinates,
+        coordinates: Coordinates,
         dtype: str = "bfloat16",
     ) -> None:
         members = self._layout.of_stage(role, stage)
@@ -388,16 +389,14 @@ class _Simulation:
         end[members] = self._ends(operation, num_bytes, members, start[members])
         for stage in stages:
             ranks = slice(stage * self._width, (stage + 1) * self._width)
-            coordinates = ScheduleCoordinates(self._step, stage=stage)
+            coordinates = Coordinates(self._step, stage=stage)
             message = SimulatedMessage(operation, role, self._next(stage, role), num_bytes, dtype)
             number = self._rows[stage].communication(coordinates, message, start[ranks], end[ranks])
             self._stall(stage, coordinates, message, number, end[ranks])
 
     # The end of a step
 
-    def _overlap_reduction(
-        self, stage: int, action: Action, coordinates: ScheduleCoordinates, remaining: Int64
-    ) -> None:
+    def _overlap_reduction(self, stage: int, action: Action, coordinates: Coordinates, remaining: Int64) -> None:
         """Launch the reduction of gradients, bucket by bucket, during the last stretch of the last backward."""
         job, role = self._job, self._layout.gradients
         last = self._orders[stage][-1]
@@ -418,7 +417,7 @@ class _Simulation:
     def _finish(self) -> None:
         job, sizes, role = self._job, self._sizes, self._layout.gradients
         for stage in range(job.pp):
-            coordinates = ScheduleCoordinates(self._step, stage=stage)
+            coordinates = Coordinates(self._step, stage=stage)
             for message, number, end in self._reductions.pop(stage, []):
                 self._stall(stage, coordinates, message, number, np.maximum(self._now[stage], end))
             if self._layout.size(role) > 1 and not job.overlap_grad_reduce:
@@ -429,7 +428,7 @@ class _Simulation:
         if job.pp * job.tp > 1:
             self._across_stages("mp", "all_reduce", 4, "float32")
         for stage, begin in enumerate(begins):
-            coordinates = ScheduleCoordinates(self._step, stage=stage)
+            coordinates = Coordinates(self._step, stage=stage)
             self._run(
                 stage, "optimizer", self._jittered(job.optimizer_ns * self._speed[_OPTIMIZER][stage], self._width)
             )

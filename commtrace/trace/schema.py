@@ -105,6 +105,15 @@ METADATA_KEY: Final = b"commtrace"
 _NO = schema.NOT_APPLICABLE
 
 
+class Coordinates(NamedTuple):
+    """A place in the schedule; −1 where one does not apply."""
+
+    step: int = _NO
+    microbatch: int = _NO
+    chunk: int = _NO
+    stage: int = _NO
+
+
 class Row(NamedTuple):
     """One span: the columns of ``SCHEMA``. Kind, lane and timing are codes, name and dtype strings."""
 

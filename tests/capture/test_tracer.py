@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from commtrace.capture.records import Coordinates
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 from commtrace.trace.selection import StepRange
 from tests.capture.recording import Recording
 

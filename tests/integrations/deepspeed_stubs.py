@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from commtrace.capture.model.step_finder import StepFinder
-from commtrace.capture.records import Coordinates
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 
 pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install 'commtrace[deepspeed]'")
 

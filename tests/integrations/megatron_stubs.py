@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from commtrace.capture.records import Coordinates
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from commtrace.capture.records import Coordinates
 from commtrace.integrations import megatron
 from commtrace.integrations.megatron import _MESSAGES
+from commtrace.trace.schema import Coordinates
 from tests.integrations.megatron_stubs import (
     NotingTracer,
     backward,

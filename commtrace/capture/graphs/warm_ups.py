@@ -6,9 +6,10 @@ from types import ModuleType
 from typing import Final
 
 from commtrace.capture.hooks import Arguments, Hooks, Keywords
-from commtrace.capture.records import Coordinates, Span
+from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 
 PART: Final = "capture of warm-ups of CUDA graphs"
 

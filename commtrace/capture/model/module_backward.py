@@ -17,9 +17,10 @@ from torch.autograd.graph import Node
 
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.hooks import leave_to_python
-from commtrace.capture.records import Coordinates, MakeRows, module_rows
+from commtrace.capture.records import MakeRows, module_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 
 KEY: Final = "commtrace"
 """The key of our first hook on a tensor. A second one on an input is not needed: the first ends whatever came after it.

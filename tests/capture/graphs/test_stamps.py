@@ -25,9 +25,10 @@ from commtrace.capture.graphs.stamps import (
     ReplayTimes,
 )
 from commtrace.capture.instrumentation import Instrumentation
-from commtrace.capture.records import Coordinates, Launch
+from commtrace.capture.records import Launch
 from commtrace.config import Config
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 from tests.capture.graphs.stamped_job import BYTES, StampedJob, intervals
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedGraph
 from tests.capture.simulated_nccl import options, tensor

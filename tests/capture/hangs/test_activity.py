@@ -16,9 +16,10 @@ from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.collectives.waits import wrap_wait
 from commtrace.capture.device.clock import HostClock
 from commtrace.capture.hangs.activity import ActivityWatch, _frames_of_main_thread
-from commtrace.capture.records import Coordinates, Launch
+from commtrace.capture.records import Launch
 from commtrace.integrations import loop
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 from tests.capture.recording import Recording, fake_backend
 from tests.factory import group
 

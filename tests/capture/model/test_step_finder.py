@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from commtrace.capture.model.optimizers import OptimizerPhase
-from commtrace.capture.records import Coordinates
 from commtrace.trace import schema
+from commtrace.trace.schema import Coordinates
 from tests.capture.recording import Recording
 
 

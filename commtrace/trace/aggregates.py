@@ -10,6 +10,7 @@ import numpy as np
 
 from commtrace.trace import schema
 from commtrace.trace.inputs import printable
+from commtrace.trace.quiet import QUIET, quiet_steps, read_change
 from commtrace.trace.schema import Row, mark_row
 from commtrace.trace.spans import RowBatch, Spans
 
@@ -69,6 +70,7 @@ class AggregatingSink:
         self._sink = sink
         self._in_detail = in_detail
         self._sums: dict[int, _Sums] = {}
+        self._quiet: set[int] = set()  # steps of which nothing is recorded, that have not ended
         self._last_ended = _OUTSIDE
         self._first_end_ns = _NEVER
 
@@ -77,13 +79,13 @@ class AggregatingSink:
         before = {
             step: {key: list(sums) for key, sums in sums_of_step.items()} for step, sums_of_step in self._sums.items()
         }
-        last_ended, first_end_ns = self._last_ended, self._first_end_ns
+        last_ended, first_end_ns, quiet = self._last_ended, self._first_end_ns, self._quiet.copy()
         try:
             handed_on = self._handed_on(RowBatch.of(rows))
             if handed_on:
                 self._sink.write(handed_on)
         except Exception:
-            self._sums, self._last_ended, self._first_end_ns = before, last_ended, first_end_ns
+            self._sums, self._last_ended, self._first_end_ns, self._quiet = before, last_ended, first_end_ns, quiet
             raise
 
     def close(self) -> None:
@@ -107,7 +109,9 @@ class AggregatingSink:
         is_kept = in_detail | is_before | np.isin(spans.kind, (schema.STEP, schema.BETWEEN, schema.MARK))
         self._add(spans.take(~is_kept), batch.names)
         self._last_ended = max(self._last_ended, int(spans.step[is_step].max(initial=_OUTSIDE)))
-        ended = spans.step[is_step & ~in_detail].tolist()
+        self._quiet.update(quiet_steps(read_change(row.detail) for row in batch.rows if row.name == QUIET))
+        ended = [step for step in spans.step[is_step & ~in_detail].tolist() if step not in self._quiet]
+        self._quiet.difference_update(spans.step[is_step].tolist())
         late = [step for step in sorted(self._sums) if step <= self._last_ended and step not in ended]
         return batch.where(is_kept).followed_by([self._aggregate_mark(step) for step in (*ended, *late)])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
 from commtrace.trace.bounds import Count, Identity, Step
@@ -28,6 +29,11 @@ class QuietChange(Struct, frozen=True):
     is_quiet: bool
     collectives: _CountByGroup = ()
     messages: _CountByGroup = ()
+
+
+def read_change(detail: str | None) -> QuietChange:
+    """Return the change in the detail of a mark of this process's own."""
+    return msgspec.json.decode(detail or "", type=QuietChange)
 
 
 def quiet_steps(changes: Iterable[QuietChange]) -> frozenset[int]:

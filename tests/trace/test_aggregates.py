@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -180,6 +181,18 @@ def test_a_step_without_spans_is_shown_to_be_not_in_detail() -> None:
 
     assert disk.written() == [("step", 0), ("aggregate", 0)]
     assert disk.sums(0) == []
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_step_of_which_nothing_was_recorded_has_no_sums(together: bool) -> None:
+    disk = Disk()
+    sink = AggregatingSink(disk, DetailPlan(0).details)
+    begin, end = (mark("quiet", {"step": step, "is_quiet": step == 1}) for step in (1, 2))
+    passes: list[list[Row]] = [[*steps(0, 1), begin], [*steps(1, 2), end], [all_reduce(2, 200, 205), *steps(2, 3)]]
+    for rows in [[*chain.from_iterable(passes)]] if together else passes:
+        sink.write(rows)
+
+    assert [step for name, step in disk.written() if name == "aggregate"] == [0, 2]
 
 
 def test_the_end_tells_what_is_left() -> None:

@@ -67,11 +67,11 @@ class LinkTransfers:
         first, join = grouped(table.join[rows])
         ns = np.zeros(len(first))
         np.maximum.at(ns, join, table.ns[rows].astype(np.float64))  # a sender may not see the end of what it sent
-        crosses = [len({node.get(rank) for rank in one.link.ranks}) > 1 for one in table.traffic]
+        crosses = [len({node.get(rank) for rank in traffic.link.ranks}) > 1 for traffic in table.traffic]
         number: dict[tuple[str, int, int, bool], int] = {}
         like = [
-            number.setdefault((one.operation, one.num_bytes, one.participants, between), len(number))
-            for one, between in zip(table.traffic, crosses, strict=True)
+            number.setdefault((traffic.operation, traffic.num_bytes, traffic.participants, between), len(number))
+            for traffic, between in zip(table.traffic, crosses, strict=True)
         ]
         return cls(
             traffic=table.traffic,
@@ -88,7 +88,7 @@ class LinkTransfers:
 
     @property
     def links(self) -> tuple[TransferLink, ...]:
-        return tuple(one.link for one in self.traffic)
+        return tuple(traffic.link for traffic in self.traffic)
 
     def typical_ns(self, steps: Bool) -> Float64:
         """Return the median of each row in these steps; NaN if there are too few transfers."""
@@ -171,36 +171,38 @@ def slow_links(
     if transfers is None:
         return SlowLinks([])
     usual = usual or Usual()
-    usual_ns = np.array([usual.transfer_ns.get(one, np.nan) for one in transfers.traffic])
-    found = _judge_stretches(work, transfers, slow_ranks, usual_ns, usual.by, is_cut=is_cut)
-    healthy_ns = _healthy(transfers, found[-1])
+    usual_ns = np.array([usual.transfer_ns.get(traffic, np.nan) for traffic in transfers.traffic])
+    stretches = _judge_stretches(work, transfers, slow_ranks, usual_ns, usual.by, is_cut=is_cut)
+    healthy_ns = _healthy(transfers, stretches[-1])
     parts: dict[tuple[str, str], list[_SlowStretch]] = {}
     # A direction is told apart by all stretches alike.
-    is_quick = np.logical_and.reduce([links.is_quick for links in found if links.is_slow.any()] or [found[0].is_quick])
-    for number, links in enumerate(found):
-        for one in suspicions_of(work.run, transfers.links, links.is_known, links.is_slow, is_quick):
-            parts.setdefault((one.place, one.who), []).append(_SlowStretch(number, one))
-    everything = [part for own in parts.values() for part in own]
-    without = [[part for part in everything if part not in own] for own in ([], *parts.values())] if parts else []
-    times = replay.steps_ns([others + _normal_links(found, left) for left in without])
+    is_quick = np.logical_and.reduce(
+        [links.is_quick for links in stretches if links.is_slow.any()] or [stretches[0].is_quick]
+    )
+    for number, links in enumerate(stretches):
+        for suspicion in suspicions_of(work.run, transfers.links, links.is_known, links.is_slow, is_quick):
+            parts.setdefault((suspicion.place, suspicion.who), []).append(_SlowStretch(number, suspicion))
+    everything = [part for group in parts.values() for part in group]
+    without = [[part for part in everything if part not in group] for group in ([], *parts.values())] if parts else []
+    times = replay.steps_ns([others + _normal_links(stretches, left) for left in without])
     mended: list[MendedFinding] = []
     named: list[_SlowStretch] = []
-    for own, without_others in zip(parts.values(), times[1:], strict=True):
+    for group, without_others in zip(parts.values(), times[1:], strict=True):
         saved = without_others - times[0]
-        cost = total_cost(work, [one.work for one in found], [part.stretch for part in own], saved)
+        cost = total_cost(work, [stretch.work for stretch in stretches], [part.stretch for part in group], saved)
         if cost is not None:
-            costliest = next(part for part in own if part.stretch == cost.costliest)
-            finding = _finding(transfers, found[costliest.stretch], costliest.suspicion, cost)
-            mended.append(MendedFinding(finding, _normal_links(found, own)))
-            named += own
-    normal = _normal_links(found, named)
-    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, found, slow_ranks) if is_cut else []
-    mended += [MendedFinding(one.finding, Scenario(transfers=(one.rule,))) for one in in_few_steps]
-    normal += Scenario(transfers=tuple(one.rule for one in in_few_steps))
+            costliest = next(part for part in group if part.stretch == cost.costliest)
+            finding = _finding(transfers, stretches[costliest.stretch], costliest.suspicion, cost)
+            mended.append(MendedFinding(finding, _normal_links(stretches, group)))
+            named += group
+    normal = _normal_links(stretches, named)
+    in_few_steps = _slow_in_few_steps(work, replay, others + normal, transfers, stretches, slow_ranks) if is_cut else []
+    mended += [MendedFinding(few_steps.finding, Scenario(transfers=(few_steps.rule,))) for few_steps in in_few_steps]
+    normal += Scenario(transfers=tuple(few_steps.rule for few_steps in in_few_steps))
     if not mended:
         unknown = np.isnan(usual_ns) | (usual.by == PAST)
-        said = _most_links(replay, others, transfers, found[0], unknown)
-        said = said or _most_of_step(replay, others, transfers, found[0], unknown)
+        said = _most_links(replay, others, transfers, stretches[0], unknown)
+        said = said or _most_of_step(replay, others, transfers, stretches[0], unknown)
         return SlowLinks([], undecided=(not_judged(LINK, said),) if said else (), healthy_ns=healthy_ns)
     return SlowLinks(costliest_first(mended), normal, healthy_ns=healthy_ns)
 
@@ -217,14 +219,14 @@ def _slow_in_few_steps(
     replay: Replay,
     others: Scenario,
     transfers: LinkTransfers,
-    found: Sequence[_Links],
+    stretches: Sequence[_Links],
     slow_ranks: Collection[int],
 ) -> list[_FewSteps]:
-    """Find the links that are slow in a few steps; stretches in which ``found`` calls them slow are not looked at."""
+    """Find the links that are slow in a few steps; ``stretches`` in which they are slow are not looked at."""
     if not work.noise_is_known:
         return []
     per_step = transfers.per_step_ns(work.steady)
-    for links in found:
+    for links in stretches:
         per_step[np.ix_(links.is_slow, links.work.steady[work.steady])] = np.nan
     typical = nan_median(per_step)
     touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
@@ -254,7 +256,7 @@ def _slow_in_few_steps(
     slow = []
     for suspicion, links, rule in rules:
         # The cost of a link is hidden where others wait for another one as well.
-        other_rules = tuple(other for _, _, other in rules if other is not rule)
+        other_rules = tuple(other_rule for _, _, other_rule in rules if other_rule is not rule)
         saved_ns = replay.saved_ns(Scenario(transfers=(rule,)), others + Scenario(transfers=other_rules))
         cost = total_cost(work, [work], [0], saved_ns, rare=True)
         if cost is not None and makes_steps_long(work, cost.cost):
@@ -278,9 +280,9 @@ def _slowdown_of_all(per_step: Float64, typical: Float64) -> Float64:
     return np.maximum(slowdown, 1.0)
 
 
-def _healthy(transfers: LinkTransfers, found: _Links) -> dict[LinkTraffic, float]:
-    is_healthy = found.is_judged & ~found.is_slow
-    return {transfers.traffic[row]: float(found.ns[row]) for row in np.flatnonzero(is_healthy).tolist()}
+def _healthy(transfers: LinkTransfers, judged: _Links) -> dict[LinkTraffic, float]:
+    is_healthy = judged.is_judged & ~judged.is_slow
+    return {transfers.traffic[row]: float(judged.ns[row]) for row in np.flatnonzero(is_healthy).tolist()}
 
 
 def typical_transfers(work: WorkStatistics) -> dict[LinkTraffic, float]:
@@ -289,7 +291,7 @@ def typical_transfers(work: WorkStatistics) -> dict[LinkTraffic, float]:
     if transfers is None:
         return {}
     typical = transfers.typical_ns(work.steady)
-    return {one: float(ns) for one, ns in zip(transfers.traffic, typical, strict=True) if np.isfinite(ns)}
+    return {traffic: float(ns) for traffic, ns in zip(transfers.traffic, typical, strict=True) if np.isfinite(ns)}
 
 
 def _transfers_of(work: WorkStatistics) -> LinkTransfers | None:
@@ -308,11 +310,15 @@ def _judge_stretches(
 ) -> list[_Links]:
     whole = [_judge(work, transfers, slow_ranks, usual, usual_by)]
     cuts = _find_changes(work, transfers) if is_cut and work.noise_is_known else []
-    found = _judge_each(work, cuts, transfers, slow_ranks, usual)
-    if any(_are_alike(one, other) for one, other in pairwise(found)):
-        cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
-        found = _judge_each(work, cuts, transfers, slow_ranks, usual)
-    return found if cuts and any(one.is_slow.any() for one in found) else whole
+    stretches = _judge_each(work, cuts, transfers, slow_ranks, usual)
+    if any(_are_alike(stretch, next_stretch) for stretch, next_stretch in pairwise(stretches)):
+        cuts = [
+            at
+            for at, stretch, next_stretch in zip(cuts, stretches[:-1], stretches[1:], strict=True)
+            if not _are_alike(stretch, next_stretch)
+        ]
+        stretches = _judge_each(work, cuts, transfers, slow_ranks, usual)
+    return stretches if cuts and any(stretch.is_slow.any() for stretch in stretches) else whole
 
 
 def _judge_each(
@@ -320,11 +326,11 @@ def _judge_each(
 ) -> list[_Links]:
     """Judge each stretch. Without a baseline, the stretch in which a link was fastest shows its usual time."""
     stretches = cut_at(work, cuts)
-    typical = np.array([transfers.typical_ns(one.steady) for one in stretches])
+    typical = np.array([transfers.typical_ns(stretch.steady) for stretch in stretches])
     fastest = np.nanmin(np.where(np.isnan(typical), np.inf, typical), axis=0)
     past = np.where(np.isfinite(usual) | ~np.isfinite(fastest), usual, fastest)
     by = BASELINE if np.isfinite(usual).any() else PAST
-    return [_judge(one, transfers, slow_ranks, past, by) for one in stretches]
+    return [_judge(stretch, transfers, slow_ranks, past, by) for stretch in stretches]
 
 
 def _judge(
@@ -351,7 +357,9 @@ def _judge(
     least = np.maximum(LINKS.share * usual, LINKS.sigmas * scatter)
     by_usual = is_judged & ~judged.is_slow & (np.nan_to_num(ns - usual, nan=-1.0) > np.nan_to_num(least))
     normal = np.where(by_usual | np.isnan(judged.normal_ns), usual, judged.normal_ns)
-    norm_source = tuple(usual_by if own else by for own, by in zip(by_usual.tolist(), judged.norm_source, strict=True))
+    norm_source = tuple(
+        usual_by if is_by_usual else by for is_by_usual, by in zip(by_usual.tolist(), judged.norm_source, strict=True)
+    )
     normal = np.where(is_judged, normal, np.nan)
     is_known = np.isfinite(normal) & (np.isfinite(usual) | (not by_usual.any()))
     return _Links(work, typical, is_judged, normal, judged.is_slow | by_usual, is_known, norm_source)
@@ -382,10 +390,10 @@ def _find_changes(work: WorkStatistics, transfers: LinkTransfers) -> list[int]:
     return find_cuts(Series(smooth, error, LINKS.share * of_rows / 2), shortest)
 
 
-def _are_alike(one: _Links, other: _Links) -> bool:
-    own, others = one.ns[one.is_slow], other.ns[one.is_slow]
-    same = np.array_equal(one.is_slow, other.is_slow)
-    return same and bool((np.abs(own - others) <= ALIKE * np.maximum(own, others)).all())
+def _are_alike(stretch: _Links, next_stretch: _Links) -> bool:
+    slow_ns, next_slow_ns = stretch.ns[stretch.is_slow], next_stretch.ns[stretch.is_slow]
+    same = np.array_equal(stretch.is_slow, next_stretch.is_slow)
+    return same and bool((np.abs(slow_ns - next_slow_ns) <= ALIKE * np.maximum(slow_ns, next_slow_ns)).all())
 
 
 def _typical_scatter(work: WorkStatistics, transfers: LinkTransfers, typical: Float64) -> Float64:
@@ -401,39 +409,39 @@ def _typical_scatter(work: WorkStatistics, transfers: LinkTransfers, typical: Fl
 
 def _level_of_fast_ones(like: Int64, typical: Float64) -> Float64:
     level = np.zeros(len(typical))
-    for one in np.unique(like):
-        own = like == one
-        level[own] = np.percentile(typical[own], FAST_PERCENTILE, method="lower")
+    for number in np.unique(like):
+        is_alike = like == number
+        level[is_alike] = np.percentile(typical[is_alike], FAST_PERCENTILE, method="lower")
     return level
 
 
-def _finding(transfers: LinkTransfers, found: _Links, one: Suspicion, cost: TotalCost) -> Finding:
-    slowest = max(sorted(one.rows), key=lambda row: found.ns[row] / found.normal_ns[row])
+def _finding(transfers: LinkTransfers, judged: _Links, suspicion: Suspicion, cost: TotalCost) -> Finding:
+    slowest = max(sorted(suspicion.rows), key=lambda row: judged.ns[row] / judged.normal_ns[row])
     return finding_of(
-        one.place,
+        suspicion.place,
         COMMUNICATION,
-        one.who,
+        suspicion.who,
         cost,
-        members=tuple(_member(transfers, found, one, rank) for rank in one.ranks),
-        norm=found.norm_source[slowest],
-        evidence=_evidence(found, slowest),
-        advice=advice(COMMUNICATION, len(one.ranks)),
+        members=tuple(_member(transfers, judged, suspicion, rank) for rank in suspicion.ranks),
+        norm=judged.norm_source[slowest],
+        evidence=_evidence(judged, slowest),
+        advice=advice(COMMUNICATION, len(suspicion.ranks)),
     )
 
 
-def _evidence(found: _Links, slowest: int) -> str:
-    ns, normal_ns = found.ns[slowest], found.normal_ns[slowest]
+def _evidence(judged: _Links, slowest: int) -> str:
+    ns, normal_ns = judged.ns[slowest], judged.normal_ns[slowest]
     return (
         f"Its communications take up to {ns / normal_ns:.1f} times as long, after all participants have arrived, "
-        f"{_NORMAL.get(found.norm_source[slowest], _ELSEWHERE)} ({ns / 1e6:.2f} against {normal_ns / 1e6:.2f} ms, "
+        f"{_NORMAL.get(judged.norm_source[slowest], _ELSEWHERE)} ({ns / 1e6:.2f} against {normal_ns / 1e6:.2f} ms, "
         "medians); none of its ranks works for longer than is normal."
     )
 
 
-def _member(transfers: LinkTransfers, found: _Links, one: Suspicion, rank: int) -> Member:
-    work, each = found.work, transfers.each
-    own = np.isin(each.row, list(one.rows)) & (each.rank == rank) & work.steady[each.step]
-    beyond = each.ns[own] - found.normal_ns[each.row[own]]
+def _member(transfers: LinkTransfers, judged: _Links, suspicion: Suspicion, rank: int) -> Member:
+    work, each = judged.work, transfers.each
+    chosen = np.isin(each.row, list(suspicion.rows)) & (each.rank == rank) & work.steady[each.step]
+    beyond = each.ns[chosen] - judged.normal_ns[each.row[chosen]]
     return Member(
         rank=rank,
         host=work.run.ranks[rank].metadata.node,
@@ -441,34 +449,36 @@ def _member(transfers: LinkTransfers, found: _Links, one: Suspicion, rank: int) 
     )
 
 
-def _normal_links(found: Sequence[_Links], parts: Sequence[_SlowStretch]) -> Scenario:
+def _normal_links(stretches: Sequence[_Links], parts: Sequence[_SlowStretch]) -> Scenario:
     rules = []
     for number, suspicion in parts:
-        own = found[number]
-        ratio, normal = np.ones(len(own.ns)), np.zeros(len(own.ns))
+        stretch = stretches[number]
+        ratio, normal = np.ones(len(stretch.ns)), np.zeros(len(stretch.ns))
         chosen = sorted(suspicion.rows)
-        ratio[chosen] = own.normal_ns[chosen] / own.ns[chosen]
-        normal[chosen] = own.normal_ns[chosen]
-        rules.append(NormalLinks(own.work.steady, ratio, normal))
+        ratio[chosen] = stretch.normal_ns[chosen] / stretch.ns[chosen]
+        normal[chosen] = stretch.normal_ns[chosen]
+        rules.append(NormalLinks(stretch.work.steady, ratio, normal))
     return Scenario(transfers=tuple(rules))
 
 
-def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, found: _Links, unknown: Bool) -> str:
+def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, judged_links: _Links, unknown: Bool) -> str:
     """Say that most links are far slower than a few that carry the same, if that costs enough."""
-    level = _level_of_fast_ones(transfers.like, np.nan_to_num(found.ns))
-    judged = unknown & np.isfinite(found.normal_ns) & np.array([by == MAJORITY for by in found.norm_source])
-    slower = judged & (np.nan_to_num(found.ns) > (1 + LINKS.clearly) * level)
+    level = _level_of_fast_ones(transfers.like, np.nan_to_num(judged_links.ns))
+    judged = (
+        unknown & np.isfinite(judged_links.normal_ns) & np.array([by == MAJORITY for by in judged_links.norm_source])
+    )
+    slower = judged & (np.nan_to_num(judged_links.ns) > (1 + LINKS.clearly) * level)
     if not slower.any():
         return ""
     rows = np.flatnonzero(slower)
-    as_fast = replace(found, normal_ns=level)
+    as_fast = replace(judged_links, normal_ns=level)
     all_of_them = _SlowStretch(0, Suspicion("", "", (), frozenset(rows.tolist())))
-    cost = cost_of(found.work, replay.saved_ns(_normal_links([as_fast], [all_of_them]), others))
-    if not stands_out(found.work, cost):
+    cost = cost_of(judged_links.work, replay.saved_ns(_normal_links([as_fast], [all_of_them]), others))
+    if not stands_out(judged_links.work, cost):
         return ""
-    slowest = int(rows[np.argmax(found.ns[rows] / level[rows])])
+    slowest = int(rows[np.argmax(judged_links.ns[rows] / level[rows])])
     alike = judged & (transfers.like == transfers.like[slowest])
-    ns, fast_ns = found.ns[slowest], level[slowest]
+    ns, fast_ns = judged_links.ns[slowest], level[slowest]
     return (
         f"{int((slower & alike).sum())} of {int(alike.sum())} links take {ns / fast_ns:.1f} times as long as the "
         f"fastest that carry the same ({ns / 1e6:.2f} against {fast_ns / 1e6:.2f} ms): either most links are slow, or "
@@ -477,21 +487,23 @@ def _most_links(replay: Replay, others: Scenario, transfers: LinkTransfers, foun
     )
 
 
-def _most_of_step(replay: Replay, others: Scenario, transfers: LinkTransfers, found: _Links, unknown: Bool) -> str:
+def _most_of_step(
+    replay: Replay, others: Scenario, transfers: LinkTransfers, judged_links: _Links, unknown: Bool
+) -> str:
     """Say that transfers between hosts take most of the step."""
     between = transfers.is_between_hosts & unknown
-    if not between.any() or not found.work.noise_is_known:
+    if not between.any() or not judged_links.work.noise_is_known:
         return ""
-    at_once = NormalLinks(np.ones_like(found.work.steady), np.where(between, 0.0, 1.0), np.zeros(len(between)))
-    cost = cost_of(found.work, replay.saved_ns(Scenario(transfers=(at_once,)), others))
+    at_once = NormalLinks(np.ones_like(judged_links.work.steady), np.where(between, 0.0, 1.0), np.zeros(len(between)))
+    cost = cost_of(judged_links.work, replay.saved_ns(Scenario(transfers=(at_once,)), others))
     if cost.share < MOST_OF_STEP:
         return ""
     each = transfers.each
     # Row −1, of transfers without other participants, reads the appended value.
-    crosses = np.append(between, False)[each.row] & found.work.steady[each.step]
+    crosses = np.append(between, False)[each.row] & judged_links.work.steady[each.step]
     total = np.bincount(each.row[crosses], each.ns[crosses], minlength=len(transfers))
     most = int(np.argmax(total))
-    traffic, ns = transfers.traffic[most], float(np.nan_to_num(found.ns[most]))
+    traffic, ns = transfers.traffic[most], float(np.nan_to_num(judged_links.ns[most]))
     return (
         f"Transfers between hosts take {cost.share:.0%} of a step, {cost.ns / 1e6:.1f} ms; most of it "
         f"{traffic.operation} of {traffic.num_bytes / 1e6:.1f} MB in {ns / 1e6:.2f} ms "
@@ -558,13 +570,13 @@ def _places(run: Run, links: Sequence[TransferLink], slow: frozenset[int]) -> It
     hosts: dict[str, list[int]] = {}
     for rank, trace in run.ranks.items():
         hosts.setdefault(trace.metadata.node, []).append(rank)
-    of_hosts = {host: _of_host(links, host, own) for host, own in hosts.items()}
-    network = sorted({row for one in of_hosts.values() for row in one.rows})
+    of_hosts = {host: _of_host(links, host, ranks) for host, ranks in hosts.items()}
+    network = sorted({row for of_host in of_hosts.values() for row in of_host.rows})
     # With all of the network slow, one host is to blame only if it is at an end of all slow links, and no other is.
-    if sum(slow.intersection(network) <= set(one.rows) for one in of_hosts.values()) != 1:
+    if sum(slow.intersection(network) <= set(of_host.rows) for of_host in of_hosts.values()) != 1:
         used = sorted({rank for row in network for rank in links[row].ranks})
         yield _Place(NETWORK, f"network between {_format_hosts(run, used)}", tuple(used), network)
-    yield from (one for one in of_hosts.values() if len(one.ranks) > 1)
+    yield from (of_host for of_host in of_hosts.values() if len(of_host.ranks) > 1)
     for rank, trace in run.ranks.items():
         where = f"rank {rank} on {trace.metadata.node}"
         yield _Place(RANKS, where, (rank,), [row for row, link in enumerate(links) if rank in link.ranks])
@@ -572,10 +584,10 @@ def _places(run: Run, links: Sequence[TransferLink], slow: frozenset[int]) -> It
         yield _Place(RANKS, f"what {where} sends", (rank,), sent)
 
 
-def _of_host(links: Sequence[TransferLink], host: str, own: Sequence[int]) -> _Place:
-    crossing = [row for row, link in enumerate(links) if 0 < len(set(own).intersection(link.ranks)) < len(link.ranks)]
-    used = {rank for row in crossing for rank in links[row].ranks}.intersection(own)
-    return _Place(NETWORK, f"network of host {host} ({format_ranks(own)})", tuple(sorted(used)), crossing)
+def _of_host(links: Sequence[TransferLink], host: str, ranks: Sequence[int]) -> _Place:
+    crossing = [row for row, link in enumerate(links) if 0 < len(set(ranks).intersection(link.ranks)) < len(link.ranks)]
+    used = {rank for row in crossing for rank in links[row].ranks}.intersection(ranks)
+    return _Place(NETWORK, f"network of host {host} ({format_ranks(ranks)})", tuple(sorted(used)), crossing)
 
 
 def _format_hosts(run: Run, ranks: Sequence[int]) -> str:

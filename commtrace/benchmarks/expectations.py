@@ -23,7 +23,7 @@ ENOUGH: Final = 0.75
 """Smallest share of a healthy network. NVIDIA expects 80 % of NVLink (https://github.com/NVIDIA/nccl/issues/412) and 92
 to 96 % of a NIC (https://github.com/NVIDIA/nccl-tests/issues/290)."""
 
-USUAL: Final = "75 to 95 %"
+USUAL: Final = "75 to 95%"
 
 ALL_GROUPS: Final = ""
 

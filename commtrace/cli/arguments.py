@@ -165,6 +165,14 @@ BaselineOption = Annotated[
 ]
 
 
+def check_output(output: Path) -> None:
+    """Raise ConfigurationError if no file can be written there: before a long run is read for it."""
+    if output.is_dir():
+        raise ConfigurationError(f"{output} is a directory; give the name of a file")
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"{output}: there is no directory {output.parent}; make it, or write elsewhere")
+
+
 def given_bytes(option: str, text: str) -> int:
     """Return the bytes of an option; ``K``, ``M``, ``G`` and ``T`` are powers of 1024, as for NCCL's tests."""
     with suppress(ValueError):

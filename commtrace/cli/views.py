@@ -75,7 +75,7 @@ def print_baseline(console: Console, shares: Sequence[BaselineShare], made: Mapp
         note += "\n≥ most bytes are in calls without an exact start and end."
     if len(shares) > _MOST_SHARES:
         note += f"\n{len(shares) - _MOST_SHARES} more that took less time: --json"
-    print_table(console, "Bandwidth beside the baseline", table, note)
+    print_table(console, "Bandwidth compared with the baseline", table, note)
 
 
 def bounds_note(rows: Iterable[Communication]) -> str:
@@ -340,12 +340,15 @@ def lost_time_lines(lost: LostTime | None) -> Iterator[str]:
         f"{words} {share(costs_ns[name], whole)}"
         + (f" ({_time(costs_ns[name], gpus)})" if costs_ns[name] >= _WORTH_A_TIME * whole else "")
         for name, words in _LOST_PARTS.items()
-        if costs_ns[name] >= _LEAST_SHARE_OF_LOSS * whole or costs_ns[name] <= -_WORTH_A_TIME * whole
+        if costs_ns[name] >= _LEAST_SHARE_OF_LOSS * whole
     ]
+    # Each part is what a step would save without it alone: what two of them hide from each other is in both, or none.
+    twice_ns = -sum(costs_ns[name] for name in _LOST_PARTS if costs_ns[name] < 0)
+    twice = f", less {share(twice_ns, whole)} that counts in two of them" if twice_ns >= _WORTH_A_TIME * whole else ""
     beyond = whole - lost.ideal_ns
     yield (
         f"Lost: {share(beyond, whole)} of {_time(whole, gpus)} in steps"
-        + (f": {', '.join(parts)}" if parts else "")
+        + (f": {', '.join(parts)}{twice}" if parts else "")
         + f"; ideal {share(lost.ideal_ns, whole)}"
     )
 

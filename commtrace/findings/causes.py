@@ -144,9 +144,9 @@ _TABLE: Final = {
     ),
     EVALUATION: Cause(
         "evaluation",
-        "Evaluate on all ranks, each an equal part, or in a job beside this one: while one rank evaluates, all others "
+        "Evaluate on all ranks, each an equal part, or in a separate job: while one rank evaluates, all others "
         "wait for it.",
-        of_all="Evaluate less often, or in a job beside this one.",
+        of_all="Evaluate less often, or in a separate job.",
         activity="evaluating",
         part="rest_ns",
         is_pause=True,
@@ -232,7 +232,7 @@ LOSSES: Final[Mapping[str, Cause]] = {
     ),
     "memory": Cause(
         "exposed copies between host and device",
-        "Copy beside computation: from pinned memory, on a stream of its own.",
+        "Copy during computation: from pinned memory, on a stream of its own.",
         activity="copying memory",
     ),
     "user": Cause(

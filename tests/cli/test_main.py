@@ -174,7 +174,9 @@ def test_a_file_that_cannot_be_written_is_one_line(command: str, tmp_path: Path)
     result = runner.invoke(app, [command, str(recorded), "-o", str(target)])
 
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].endswith(f"commtrace: {target}: No such file or directory")
+    assert result.stderr.splitlines()[-1].endswith(
+        f"commtrace: {target}: there is no directory {target.parent}; make it, or write elsewhere"
+    )
 
 
 def test_a_broken_pipe_is_left_to_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,3 +210,43 @@ def test_a_command_that_starts_programs_of_the_user_leaves_their_environment_alo
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
 
     assert finished.stdout.split() == ["None"]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["rank-0.json.gz", "rank-1.json.gz"], "import kineto {folder}/*.json.gz -o {output}"),
+        (["notes.txt"], "it holds no *.json.gz or *.json."),
+    ],
+)
+def test_a_directory_of_traces_is_answered_with_the_command_that_takes_them(
+    names: list[str], said: str, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    output = tmp_path / "run"
+
+    result = runner.invoke(app, ["import", "kineto", str(tmp_path), "-o", str(output)])
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"commtrace: {tmp_path} is a directory. Give the traces that torch.profiler wrote")
+    assert result.stderr.rstrip().endswith(said.format(folder=tmp_path, output=output))
+
+
+def test_a_misspelt_run_is_answered_with_the_one_beside_it(tmp_path: Path) -> None:
+    write_run(tmp_path / "gpt-7b", PipelineJob(stages=2, microbatches=2, steps=3).run())
+
+    result = runner.invoke(app, ["summary", str(tmp_path / "gtp-7b")])
+
+    assert result.exit_code == 2
+    assert result.stderr.rstrip().endswith(f"Did you mean {tmp_path / 'gpt-7b'}?")
+
+
+@pytest.mark.parametrize("command", ["report", "export", "plot timeline"])
+def test_a_directory_is_no_file_to_write(command: str, tmp_path: Path) -> None:
+    recorded = write_run(tmp_path / "run", PipelineJob(stages=2, microbatches=2, steps=3).run())
+
+    result = runner.invoke(app, [*command.split(), str(recorded), "-o", str(tmp_path)])
+
+    assert result.exit_code == 2
+    assert f"commtrace: {tmp_path}" in result.stderr

@@ -67,7 +67,7 @@ def test_shares_of_an_expected_rate_and_tables_of_groups_that_are_measured_toget
     assert next(iter(told)) == "verdict"
     low = r"all_reduce on ranks 0–3 of node0 and node1 reaches only .* of the 2.00 TB/s that 1TB/s per rank allow\."
     assert re.match(low, told["verdict"])
-    assert told["verdict"].endswith("Expect 75 to 95 %: measure larger tensors first, with --max-bytes 1G.")
+    assert told["verdict"].endswith("Expect 75 to 95%: measure larger tensors first, with --max-bytes 1G.")
     assert not told["reached"]
     assert [(one["group"], one["ranks"]) for one in told["shares"]] == [
         ("node", [0, 1]),

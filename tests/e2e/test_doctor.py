@@ -93,7 +93,7 @@ def test_a_rank_that_sleeps_before_a_collective_of_a_subgroup(jobs: Jobs) -> Non
     assert doing["step"] == 5
     assert doing["at"].endswith("one_sleeps_before_a_collective_of_a_subgroup")
     assert doing["at"].startswith(str(PROGRAM))
-    assert told["findings"][0]["evidence"] == "The job hangs: 2 communications wait in the end for rank 2."
+    assert told["findings"][0]["evidence"] == "The job hangs: 2 communications are held up by rank 2."
     assert [one["state"] for one in told["ranks"]] == ["stopped"] * 4
 
 
@@ -236,7 +236,7 @@ def test_the_command_says_it_and_its_exit_code(jobs: Jobs) -> None:
     assert (healthy.exit_code, hung.exit_code) == (0, 1)
     assert "Nothing was found." in healthy.output
     assert "Hung at seq 5 of the right group of ranks 2–3. Arrived: rank 3 in all_reduce" in hung.output
-    assert "Root: rank 2, for which 3 ranks wait in the end. Rank 2: inside user load shard" in hung.output
+    assert "Root: rank 2, which holds up 3 ranks. Rank 2: inside user load shard" in hung.output
 
 
 @pytest.mark.parametrize("command", ["summary", "straggler", "bandwidth"])
@@ -248,5 +248,5 @@ def test_other_commands_say_first_that_the_job_hung(command: str, jobs: Jobs) ->
 
     assert answer["findings"][0]["kind"] == "hang"
     assert answer["findings"][0]["ranks"] == [2]
-    said_first = "The job hangs: 2 communications wait in the end for rank 2. See where each rank is: commtrace doctor "
+    said_first = "The job hangs: 2 communications are held up by rank 2. See where each rank is: commtrace doctor "
     assert answer["verdict"].startswith(said_first)

@@ -169,7 +169,7 @@ def test_a_hang_is_named_by_its_rank_in_the_newest_world_with_its_process(tmp_pa
 
     code, diagnosis = answer("doctor", directory)
     assert (code, diagnosis["run"]["world_size"], diagnosis["run"]["attempt"]) == (1, 2, 1)
-    assert diagnosis["findings"][0]["evidence"] == "The job hangs: 1 communication waits in the end for rank 1."
+    assert diagnosis["findings"][0]["evidence"] == "The job hangs: 1 communication is held up by rank 1."
     assert [root["rank"] for root in diagnosis["hang"]["chains"]["roots"]] == [1]
     assert process_of(directory, 1) in invoked("doctor", directory).stdout
     assert answer("doctor", directory, "--attempt", 0)[0] == 0

@@ -220,8 +220,8 @@ def test_a_hang_names_the_member_of_the_other_world_with_its_place(hangs: Path) 
     other = worlds.rollout.any_metadata.run_id
 
     assert exit_code == 1
-    assert f"The job hangs: 1 communication waits in the end for rank 1 of world {other}." in words or (
-        f"The job hangs: 2 communications wait in the end for rank 1 of world {other}." in words
+    assert f"The job hangs: 1 communication is held up by rank 1 of world {other}." in words or (
+        f"The job hangs: 2 communications are held up by rank 1 of world {other}." in words
     )
     assert f"Missing: rank 1 of world {other} (last there: seq {ITERATIONS - 2}): inside user generate" in words
     assert "worlds.py" in words

@@ -84,12 +84,9 @@ def hang_sentences(diagnosis: Diagnosis, heard: Heard = _FROM_FILES) -> list[str
     roots = hang.chains.roots
     for root in roots[:MOST_ROOTS]:
         held = f"{root.ranks_held_up} rank{'s' * (root.ranks_held_up != 1)}"
-        sentences.append(
-            f"Root: rank {root.rank}, for which {held} wait{'s' * (root.ranks_held_up == 1)} in the "
-            f"end. {_last_seen(diagnosis, root.rank, heard)}"
-        )
+        sentences.append(f"Root: rank {root.rank}, which holds up {held}. {_last_seen(diagnosis, root.rank, heard)}")
     if len(roots) > MOST_ROOTS:
-        sentences.append(f"Ranks that wait for nobody, besides: {format_ranks(r.rank for r in roots[MOST_ROOTS:])}.")
+        sentences.append(f"Other ranks that wait for nobody: {format_ranks(r.rank for r in roots[MOST_ROOTS:])}.")
     return sentences
 
 
@@ -133,7 +130,7 @@ def _elsewhere_sentence(member: Elsewhere, seq: int) -> str:
     who = elsewhere_words(member)
     if member.launched is None:
         process = f" (process {member.pid} on {member.host})" if member.pid else ""
-        return f"Not known to have arrived: {who}{process}: its files are not beside those of this world."
+        return f"Not known to have arrived: {who}{process}: its files are not next to those of this world."
     reached = "none there yet" if member.launched == 0 else f"last there: seq {member.launched - 1}"
     doing = activity_words(member.activity)
     if member.state == ENDED:
@@ -344,9 +341,9 @@ def _hangs(diagnosis: Diagnosis) -> Iterable[Statement]:
         places = " and ".join(place_words(stops[position]) for position in cycles[0])
         yield Statement(f"Deadlock: {len(cycles[0])} communications wait for each other: {places}.")
     elif hung and (roots or awaited):
-        waits = "communication waits" if len(hung) == 1 else "communications wait"
+        held = "communication is" if len(hung) == 1 else "communications are"
         ends = " and ".join([*([format_ranks(roots)] if roots else []), *awaited])
-        yield Statement(f"The job hangs: {len(hung)} {waits} in the end for {ends}.", tuple(roots))
+        yield Statement(f"The job hangs: {len(hung)} {held} held up by {ends}.", tuple(roots))
     elif hung and len(hung[0].operations) > 1:
         called = "; ".join(f"{operation} by {format_ranks(ranks)}" for operation, ranks in hung[0].operations.items())
         place = place_words(hung[0])

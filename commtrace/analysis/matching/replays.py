@@ -106,7 +106,7 @@ class StampedCalls:
         if self.ns_per_stamp is not None:
             parts.append(f"1 stamp in {self.ns_per_stamp / 1e3:,.0f} µs of the replays")
             if self.ns_per_stamp < _DENSE_NS:
-                parts.append("more than 1 in 50 µs: they may cost more than 1 % of that time")
+                parts.append("more than 1 in 50 µs: they may cost more than 1% of that time")
         return "; ".join(parts) + "."
 
     def to_json(self) -> JsonObject:

@@ -22,7 +22,7 @@ CONFIDENCE: Final = 2.0
 """Standard errors to either side."""
 
 
-MISSED: Final = "missed of the run itself"
+MISSED: Final = "error of the replay"
 SCATTER: Final = "scatter of steps"
 
 

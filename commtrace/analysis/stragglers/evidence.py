@@ -121,7 +121,7 @@ def _in_numbers(slow: SlowRanks, place: str, cause: str, members: Sequence[SlowR
         ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
         places = places_of(work.run)
         if first.beyond == SELDOM and first.norm_source == PAST:
-            return f"{several_need_longer_than_usual(places, place, ranks, excess_ms)}; {how_often}."
+            return f"{several_need_longer_than_usual(places, place, ranks, excess_ms)}, {how_often}."
         if first.is_rare:
             return several_pause_longer(places, place, cause, ranks, excess_ms)
         percent = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
@@ -133,13 +133,13 @@ def _in_numbers(slow: SlowRanks, place: str, cause: str, members: Sequence[SlowR
         pauses_ns = work.pauses_ns(first.cause) + work.between_ns(first.cause)
         mean_ns = float(pauses_ns[row].sum()) / max(work.num_steps, 1)
         times = f", {_times(slow, row, pauses_ns)}" if first.cause in MEANT else ""
-        return f"{one_pauses_longer(where, first.cause, mean_ns / 1e6, own_ms)}; {how_often}{times}."
+        return f"{one_pauses_longer(where, first.cause, mean_ns / 1e6, own_ms)}, {how_often}{times}."
     now_and_then = first.beyond == SELDOM
     phases = "" if now_and_then else format_phases(work, first.rank)
     details = format_work(first.cause, (first.normal_ns + first.total_ns) / 1e6, phases)
     basis = "means over steps" if now_and_then else "medians over steps"
     sentence = one_needs_longer(where, details, own_ms, first.norm_source, first.normal_ns / 1e6, basis)
-    return f"{sentence}; {how_often}."
+    return f"{sentence}, {how_often}."
 
 
 def _times(slow: SlowRanks, row: int, pauses_ns: Float64) -> str:
@@ -342,7 +342,7 @@ def several_need_longer(
     named, compared = _subject(places, place, ranks), compared_with(norm_source)
     if place == HOST:
         compared = compared.replace("ranks that", "ranks of other hosts that")
-    return f"{named} need {format_spread(percent)} % longer per step than {compared}, {format_spread(excess_ms)} ms"
+    return f"{named} need {format_spread(percent)}% longer per step than {compared}, {format_spread(excess_ms)} ms"
 
 
 def several_need_longer_than_usual(

@@ -147,7 +147,7 @@ def evidence_of_longer_input(ranks: Collection[int], percent: Iterable[float], m
             "microbatches take no longer than elsewhere. So its input is longer, and its devices are not slow."
         )
     return (
-        f"Forward and backward take {format_spread(percent)} % longer than on the ranks that do the same work, "
+        f"Forward and backward take {format_spread(percent)}% longer than on the ranks that do the same work, "
         f"{where}, and the optimizer step takes no longer. So its input is longer, and its devices are not slow."
     )
 
@@ -203,7 +203,7 @@ def uneven_sequences(work: WorkStatistics, replay: Replay) -> Finding | None:
         return None
     cost = cost_of(work, replay.saved_ns(Scenario(work=(EqualMicrobatches(mean_work(work.table)),))))
     evidence = (
-        f"Forwards of one stage differ by {100 * spread:.0f} % between microbatches, and a microbatch with a long "
+        f"Forwards of one stage differ by {100 * spread:.0f}% between microbatches, and a microbatch with a long "
         f"forward has a long backward ({_how_alike(correlation, alike)}); no rank is slow in the mean."
     )
     if not stands_out(work, cost):

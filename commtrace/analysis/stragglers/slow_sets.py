@@ -334,10 +334,11 @@ def _who(run: Run, key: _SetKey) -> str:
 
 
 def _how_often(work: WorkStatistics, persistence: float, cost: TotalCost) -> str:
-    """Return ``so in 9 of 9 steps``."""
+    """Return ``in all 9 steps``, ``in 5 of 9 steps``."""
     if cost.is_of_some_steps:
-        return f"so in {len(cost.when.steps)} of {cost.when.num_steps} steps"
+        return f"in {len(cost.when.steps)} of {cost.when.num_steps} steps"
     first, last = int(work.steps[0]), int(work.steps[-1])
-    often = f"so in {round(persistence * work.num_steps)} of {work.num_steps} steps"
+    often = round(persistence * work.num_steps)
+    steps = f"in {'all' if often == work.num_steps else f'{often} of'} {work.num_steps} steps"
     whole = not cost.stretches or any((one.first, one.last) == (first, last) for one in cost.stretches)
-    return often if whole else f"{often} from {first} to {last}"
+    return steps if whole else f"{steps} from {first} to {last}"

@@ -236,7 +236,7 @@ def _only_if_far_longer(judged: Judged, quickest: Float64) -> Judged:
     if excess > LAST_OF_TWO * normal:
         return judged
     said = (
-        f"The last of two stages works {100 * excess / normal:.0f} % longer than the first ({quickest[1] / 1e6:.1f} "
+        f"The last of two stages works {100 * excess / normal:.0f}% longer than the first ({quickest[1] / 1e6:.1f} "
         f"against {quickest[0] / 1e6:.1f} ms per step): either its output layer and loss take that, or it has too "
         "many layers. A healthy run (--baseline RUN) decides."
     )
@@ -325,7 +325,7 @@ def _evidence(stretch: _Stages, stage: int) -> str:
         end = " It is the first one: the embedding is part of that."
     ranks = [rank for rank, of_rank in stretch.work.stage_of_rank.items() if of_rank == stage]
     who = f"Rank {ranks[0]} works" if len(ranks) == 1 else f"Every rank of stage {stage} works at least"
-    more = f"{100 * (works_ns / normal_ns - 1):.0f} % more than {compared_with}"
+    more = f"{100 * (works_ns / normal_ns - 1):.0f}% more than {compared_with}"
     return (
         f"{who} {works_ns / 1e6:.1f} ms per step in forward and backward, {more} ({normal_ns / 1e6:.1f} ms; medians "
         f"over steps).{end}"

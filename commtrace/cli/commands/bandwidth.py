@@ -204,7 +204,7 @@ def _stalls(rows: Sequence[Communication], because: Finding | None) -> str:
     waiting = ""
     if waiting_ns := sum(row.exposed_ns - _transfer_ns(row) for row in rows):
         effect = f", most of that because of {because.words}" if because else ""
-        waiting = f" {share(waiting_ns, stalled_ns)} of all stalls is waiting for the last rank{effect}."
+        waiting = f" {share(waiting_ns, stalled_ns)} of the time in stalls is spent waiting for the last rank{effect}."
     transfers_ns = sum(map(_transfer_ns, rows))
     if not transfers_ns:
         return waiting.strip()

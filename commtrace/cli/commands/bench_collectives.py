@@ -257,7 +257,7 @@ def _share_text(reached: ExpectedShare, backend: str) -> str:
     look = "." if reached.is_enough else f": {_advice(reached.best, backend)}."
     return (
         f"{reached.best.operation} on {_members(reached.best)} {reaches} {_rate(reached.busbw_gbps)} at "
-        f"{binary_bytes(reached.best.num_bytes)}, {100 * reached.ratio:.0f} % of the {_rate(reached.expected_gbps)} "
+        f"{binary_bytes(reached.best.num_bytes)}, {100 * reached.ratio:.0f}% of the {_rate(reached.expected_gbps)} "
         f"that {reached.rate.text} per rank allow. Expect {USUAL}{look}"
     )
 

@@ -132,9 +132,9 @@ def _print_overhead(console: Console, command: Sequence[str], overhead: Overhead
     unit = "A step" if overhead.clock == OPTIMIZER else "The command"
     console.print(
         f"{unit} takes {ratio.median:.3f} times as long with recording "
-        f"(95 % interval {ratio.low:.3f} to {ratio.high:.3f}).\n"
+        f"(95% interval {ratio.low:.3f} to {ratio.high:.3f}).\n"
     )
-    table = text_table([""], ["without", "with", "ratio", "95 % interval"])
+    table = text_table([""], ["without", "with", "ratio", "95% interval"])
     by_steps = overhead.clock == OPTIMIZER
     costs = {"step time" if by_steps else "wall time": overhead.step_time, "CPU time of the job": overhead.job_cpu}
     if overhead.step_cpu:

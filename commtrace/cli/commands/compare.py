@@ -261,7 +261,7 @@ def _print_bandwidths(console: Console, links: Mapping[ComparedLink, MedianChang
     if not links:
         console.print("No communication was matched on all its members in either run: no bandwidth to compare.\n")
         return
-    table = _table("busbw, GB/s", *headings, "noise ±", "%")
+    table = _table("busbw", *headings, "noise ±", "%")
     for link, change in links.items():
         table.add_row(
             f"{escape(link.role)} {escape(link.operation)} of {link.group_size}",
@@ -291,14 +291,14 @@ def _verdict_on_steps(comparison: RunComparison, threshold: float) -> str:
             f"{FEWEST_SAMPLES} besides the warm-up."
         )
     times = f"{milliseconds(change.before)} → {milliseconds(change.after)} ms"
-    moved = f"the median step {100 * change.relative:+.1f} % ({times})"
+    moved = f"the median step {change.relative:+.1%} ({times})"
     noise = f"noise ±{milliseconds(change.noise)} ms"
     if not change.is_real:
         return f"No change beyond chance: {moved}, {noise}."
     if change.relative < 0:
         return f"Faster: {moved}, {noise}. {_most_of_it(comparison)}"
     limit = "over" if comparison.is_slower(threshold / 100) else "within"
-    return f"Slower: {moved}, {noise}; {limit} the threshold of {threshold:g} %. {_most_of_it(comparison)}"
+    return f"Slower: {moved}, {noise}; {limit} the threshold of {threshold:g}%. {_most_of_it(comparison)}"
 
 
 def _most_of_it(comparison: RunComparison) -> str:

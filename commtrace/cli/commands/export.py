@@ -14,7 +14,14 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.step_totals import step_totals
 from commtrace.analysis.steps.choice import load_window
 from commtrace.analysis.timeline import Timeline
-from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, RunsArgument, StepsOption, run_directory
+from commtrace.cli.arguments import (
+    DEFAULT_RUNS,
+    AttemptOption,
+    RunsArgument,
+    StepsOption,
+    check_output,
+    run_directory,
+)
 from commtrace.cli.output import PlainConsole, duration, share, write_csv, write_parquet
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import chrome_trace, perfetto
@@ -83,11 +90,12 @@ def export(
     if format in (ExportFormat.CSV, ExportFormat.PARQUET):
         _write_tables(run, steps, format, output or Path("tables"))
         return
+    native = format is ExportFormat.PERFETTO and perfetto.is_available()
+    target = output or Path("trace.pftrace" if native else "trace.json")
+    check_output(target)
     console = PlainConsole(stderr=True)
     window = load_window(run, steps or None)
     timeline = Timeline.of_recording(window.context, window.wanted)
-    native = format is ExportFormat.PERFETTO and perfetto.is_available()
-    target = output or Path("trace.pftrace" if native else "trace.json")
     with console.status(f"Writing {target}"):
         num_slices = (perfetto if native else chrome_trace).write(
             timeline.outline(), map(timeline.step, timeline.steps), target

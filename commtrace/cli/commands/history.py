@@ -153,7 +153,8 @@ def print_hosts(console: Console, report: HostReport, problems: Sequence[str], *
     """Print the verdict, and one row per host that was named."""
     console.print(f"[bold]{escape(hosts_verdict(report))}[/]\n")
     shown = [one for one in report.hosts if one.named or all_hosts]
-    known = f"Known: {report.runs} runs, {report.judged} of them judged, {len(report.hosts)} hosts."
+    runs, hosts = f"{report.runs} run{'s' * (report.runs != 1)}", len(report.hosts)
+    known = f"Known: {runs}, {report.judged} of them judged, {hosts} host{'s' * (hosts != 1)}."
     if shown:
         table = text_table(["host"], ["named", "judged", "rate", "runs", "cost per step"])
         for heading in ("causes (runs)", "last (UTC)"):

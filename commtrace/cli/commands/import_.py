@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -72,6 +73,9 @@ def import_(
     of NCCL Inspector or RCCL Inspector, or their folder. workerlog: the logs of Paddle's executor, or their folder.
     aicb-csv: the log of an AICB benchmark.
     """
+    for path in files:
+        if path.is_dir() and kind in _FILES:
+            raise ConfigurationError(_is_directory(kind, path, output))
     with _progress() as show:
         if kind is FileKind.KINETO:
             by_profiler = step_source is Steps.PROFILER
@@ -84,6 +88,35 @@ def import_(
         f"{output}: {imported.ranks} rank{'s' * (imported.ranks != 1)}, {imported.num_spans} spans. "
         f"Next: {own_command()} summary {output}"
     )
+
+
+class _Takes(NamedTuple):
+    """The files of a kind, of which a directory is none."""
+
+    patterns: tuple[str, ...]
+    words: str
+
+
+_FILES: Final = {
+    FileKind.KINETO: _Takes(("*.json.gz", "*.json"), "the traces that torch.profiler wrote, one per rank"),
+    FileKind.FLIGHT_RECORDER: _Takes(("*[0-9]",), "the dumps of the flight recorder, one per rank"),
+    FileKind.WHATIF: _Takes(("*.parquet",), "the one Parquet file of a job"),
+    FileKind.AICB_CSV: _Takes(("*.csv",), "the one log of a benchmark"),
+}
+
+
+def _is_directory(kind: FileKind, path: Path, output: Path) -> str:
+    """Return what to give instead of a directory: a command with the files in it, if it holds some."""
+    patterns, words = _FILES[kind]
+    found = {pattern: sorted(file for file in path.glob(pattern) if file.is_file()) for pattern in patterns}
+    pattern = max(patterns, key=lambda pattern: len(found[pattern]))
+    message = f"{path} is a directory. Give {words}"
+    if not found[pattern]:
+        return f"{message}; it holds no {' or '.join(patterns)}."
+    takes_one = kind in (FileKind.WHATIF, FileKind.AICB_CSV)
+    last = found[pattern][0].name if takes_one else pattern
+    given = f"{shlex.quote(str(path))}/{shlex.quote(last) if takes_one else last}"
+    return f"{message}:\n  {own_command()} import {kind.value} {given} -o {shlex.quote(str(output))}"
 
 
 @contextmanager

@@ -28,5 +28,7 @@ def merge(
     groups that contradict each other.
     """
     ranks = merging.merge(nodes, output, merging.link if links else merging.copy)
-    typer.echo(f"{output}: {ranks} rank{'s' * (ranks > 1)} of {len(nodes)} directories.")
+    typer.echo(
+        f"{output}: {ranks} rank{'s' * (ranks > 1)} of {len(nodes)} director{'y' if len(nodes) == 1 else 'ies'}."
+    )
     typer.echo(f"Next: {own_command()} summary {output}")

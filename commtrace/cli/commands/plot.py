@@ -10,7 +10,14 @@ from typing import Annotated
 import typer
 
 from commtrace.analysis.windows.run import open_run
-from commtrace.cli.arguments import DEFAULT_RUNS, AttemptOption, RunsArgument, StepsOption, run_directory
+from commtrace.cli.arguments import (
+    DEFAULT_RUNS,
+    AttemptOption,
+    RunsArgument,
+    StepsOption,
+    check_output,
+    run_directory,
+)
 from commtrace.cli.output import PlainConsole
 from commtrace.errors import ConfigurationError
 from commtrace.python.plots.heat_map import SLOWNESS, VALUES
@@ -91,6 +98,7 @@ def plot(
     of the report. Needs the extra "plot": pip install 'commtrace[plot]'.
     """
     target = output or Path(f"{figure.value}.svg")
+    check_output(target)
     path = run_directory(runs, attempt)
     if step is not None and not steps:
         steps = str(step)  # also the warm-up can be drawn, and no other step is read

@@ -24,6 +24,7 @@ from commtrace.cli.arguments import (
     StepsOption,
     WorkersOption,
     check_keeps_whole_run,
+    check_output,
     chosen_workers,
     run_directory,
 )
@@ -71,6 +72,7 @@ def report(
     under the steps of this one.
     """
     check_keeps_whole_run(keep, runs, steps, attempt is not None)
+    check_output(output)
     path = run_directory(runs, attempt)
     with Console(stderr=True).status(f"Writing {output}"), chosen_workers(workers, cluster) as chosen:
         run = open_run(path.absolute() if cluster else path, steps or None, chosen)
@@ -111,4 +113,5 @@ def report(
     if page.note:
         console.print(page.note, markup=False)
     following = f"{own_command()} export {shlex.join(map(str, runs))}"
-    console.print(f"Next: open it in a browser, or see every event: {following}", markup=False, soft_wrap=True)
+    console.print("Next: open it in a browser, or see every event:", markup=False)
+    console.print(f"  {following}", markup=False, soft_wrap=True)

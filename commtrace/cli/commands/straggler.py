@@ -128,7 +128,8 @@ def _print(console: Console, report: StragglerReport, *, details: bool) -> None:
         console.print(together_line(judgement.slow, judgement.together_ns))
     if judgement.waited_for:
         console.print(escape(judgement.waited_for))
-    print_awaited(console, report.judged.awaited)
+    else:
+        print_awaited(console, report.judged.awaited)
     for line in step_attempts_lines(report.repeated_steps, report.attempt):
         console.print(escape(line))
     print_basis(console, report.alignment, report.problems, details=details)
@@ -140,7 +141,7 @@ def _print(console: Console, report: StragglerReport, *, details: bool) -> None:
 
 def _print_gain(console: Console, report: StragglerReport) -> None:
     step_ns, slowdown = report.judged.title.step_ns, report.slowdown.slowdown
-    if step_ns is None or not math.isfinite(slowdown):
+    if step_ns is None or not math.isfinite(slowdown) or slowdown < _WORTH_EXPLAINING:
         return
     console.print(
         f"If the same work always took its mean, a step would take {format_time(step_ns / slowdown)} instead of "
@@ -185,7 +186,7 @@ def _named(slowdowns: Mapping[int, float]) -> list[tuple[str, float]]:
 def _slowest(what_if: WhatIf) -> str:
     # In percent only where the job is large enough for that.
     is_large = len(what_if.by_worker) * SLOWEST_PERCENT >= 100
-    share = f"the slowest {SLOWEST_PERCENT} % of workers, " if is_large else "the slowest, "
+    share = f"the slowest {SLOWEST_PERCENT}% of workers, " if is_large else "the slowest, "
     return f"{share}{format_ranks(what_if.slowest_workers)},"
 
 

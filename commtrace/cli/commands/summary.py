@@ -242,7 +242,8 @@ def _steps_line(steps: StepChoice, numbers: str) -> str:
     quiet = sum(reason == QUIET for reason in steps.left_out.values())
     if quiet:
         left_out.append(f"{quiet} {QUIET}")
-    used = f"Steps {format_ranges([(steps.used[0], steps.used[-1])])}{numbers}: {len(steps.used)} used"
+    count = len(steps.used)
+    used = f"Step{'s' * (count > 1)} {format_ranges([(steps.used[0], steps.used[-1])])}{numbers}: {count} used"
     return used + (f"; left out: {', '.join(left_out)}" if left_out else "")
 
 
@@ -390,6 +391,8 @@ def rank_table(summary: Summary, *, all_ranks: bool, width: int) -> tuple[Table,
     table = _rank_table(summary, shown, parts, with_shares=True)
     if table_width(table) > width:
         table = _rank_table(summary, shown, parts, with_shares=False)
+    if table_width(table) > width:
+        table.padding = (0, 1, 0, 0)
     return table, _note(ranks, parts, len(ranks) - len(shown))
 
 
@@ -456,7 +459,7 @@ def _note(ranks: Sequence[RankMean], shown_parts: Sequence[str], hidden_ranks: i
     small = {part: max(rank.part(part) for rank in ranks) for part in PARTS if part not in shown_parts}
     listed = [f"{part} at most {milliseconds(most)} ms" for part, most in small.items() if most]
     if listed:
-        note += f"\nBelow 0.1 % of every step: {', '.join(listed)}."
+        note += f"\nBelow 0.1% of every step: {', '.join(listed)}."
     if hidden_ranks:
         note += f"\n{hidden_ranks} ranks between the extremes of compute are not shown: --all-ranks shows them."
     return note

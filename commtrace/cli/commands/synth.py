@@ -41,9 +41,9 @@ def synth(
         bool, typer.Option("--overlap-grad-reduce", help="Reduce gradients while the last backwards run.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
-    jitter: Annotated[float, typer.Option(min=0.0, help="Scatter of every duration: 0.01 is about 1 %.")] = 0.01,
+    jitter: Annotated[float, typer.Option(min=0.0, help="Scatter of every duration: 0.01 is about 1%.")] = 0.01,
     wander: Annotated[
-        float, typer.Option(min=0.0, help="Drift of every rank's speed over steps: 0.03 is about 3 %.")
+        float, typer.Option(min=0.0, help="Drift of every rank's speed over steps: 0.03 is about 3%.")
     ] = 0.0,
     fault: Annotated[
         list[str] | None,

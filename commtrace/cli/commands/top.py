@@ -225,7 +225,8 @@ def draw(
 
 def _title(frame: Frame) -> Text:
     name = frame.run_id or frame.source
-    size = f"{frame.world_size} ranks" if frame.world_size else f"{len(frame.ranks)} ranks seen"
+    count = frame.world_size or len(frame.ranks)
+    size = f"{count} rank{'s' * (count != 1)}{'' if frame.world_size else ' seen'}"
     hosts = f" on {frame.hosts} host{'s' * (frame.hosts != 1)}" if frame.hosts else ""
     when = time.strftime("%H:%M:%S", time.localtime(frame.time_ns / 1e9))
     return Text.assemble((name, "bold"), f" · {size}{hosts} · {when}")

@@ -128,7 +128,8 @@ OutputOption = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="Write the predicted steps: as a run directory, or as a report beside the run if it ends in .html.",
+        help="Write the predicted steps: as a run directory, or, if it ends in .html, as a report that compares them "
+        "with the run.",
         show_default=False,
     ),
 ]
@@ -321,8 +322,8 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
         console.print(f"Assumed: {escape(sentence)}")
     for phrase in prediction.left_out:
         console.print(f"Left out: {escape(phrase)}.")
-    parts = ", ".join(f"{escape(part.cause)} {milliseconds(part.ns)}" for part in prediction.uncertainty)
-    console.print(f"± in ms: {parts}.", style="dim")
+    parts = ", ".join(f"{escape(part.cause)} {milliseconds(part.ns)} ms" for part in prediction.uncertainty)
+    console.print(f"± holds: {parts}.", style="dim")
 
 
 def _print_where(console: Console, run: Path, output: Path) -> None:

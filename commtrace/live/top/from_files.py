@@ -166,7 +166,7 @@ def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
     launch = run.any_metadata.attempt
     if launch:
         yield (
-            f"Attempt {launch + 1} of the job is shown. Steps that it does again beside those of attempt {launch}: "
+            f"Attempt {launch + 1} of the job is shown. Steps that it does again, compared with attempt {launch}: "
             f"commtrace summary {run.path}"
         )
     again = [

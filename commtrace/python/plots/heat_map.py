@@ -189,7 +189,7 @@ def _quantity(
         meaning = "own work of a rank per step over the median of its stage's ranks that no finding names; 1 is typical"
         return _Quantity("× the median of the stage", meaning, slowness, typical=1.0)
     if value == "clock offset":
-        return _Quantity("µs", "the clock of the rank's host beside the reference, before correction", clock_offset)
+        return _Quantity("µs", "the clock of the rank's host against the reference, before correction", clock_offset)
     raise ConfigurationError(f"value={value!r}: write one of {', '.join(VALUES)}")
 
 

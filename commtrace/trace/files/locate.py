@@ -45,6 +45,9 @@ _OVERLAP_NS: Final = 1_000_000_000
 """Two processes that recorded as the same rank at once for this long belong to two jobs."""
 
 
+_MOST_ALIKE: Final = 10
+
+
 def find_run_directory(path: Path) -> Path:
     """Return ``path`` if it has folders of ranks, else the only run directory below it; for ``…/latest`` the newest.
 
@@ -112,15 +115,26 @@ def _latest(path: Path) -> Path:
 
 def _instead(wanted: Path) -> str:
     here = runs_below(RUNS) if RUNS.is_dir() else []
-    alike = get_close_matches(wanted.name, [run.name for run in here], n=1)
+    named = {**_alike(wanted), **{run.name: run for run in here}}
+    alike = get_close_matches(wanted.name, named, n=1)
     if alike:
-        return f"Did you mean {RUNS / alike[0]}?"
+        return f"Did you mean {named[alike[0]]}?"
     if not here:
         return (
             f"There is no run below ./{RUNS} either. Pass the directory that COMMTRACE_DIR gave, or that "
             "`commtrace run` named at its end."
         )
     return f"Runs below ./{RUNS}, the one that was written last at the end:\n{_listing(here, _MOST_INSTEAD)}"
+
+
+def _alike(wanted: Path) -> dict[str, Path]:
+    """Return the runs with about this name where it should be."""
+    try:
+        names = get_close_matches(wanted.name, os.listdir(wanted.parent), n=_MOST_ALIKE)
+    except OSError:
+        return {}
+    paths = [wanted.parent / name for name in names]
+    return {path.name: path for path in paths if path.is_dir() and _holds_ranks(path)}
 
 
 def _around(path: Path) -> str:

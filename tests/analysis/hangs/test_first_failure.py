@@ -259,7 +259,7 @@ def test_a_job_that_hung_was_ended_for_that_whoever_went_first(last: Mapping[int
     looks = {1: (PeerLook(0, (0,)), PeerLook(80 * MS, ()))}
     diagnosis = examine(broken_off(looks, in_flight=hung, last=last), now_ns=NOW_NS)
     assert diagnosis.first_failure is None
-    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 2."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication is held up by rank 2."
 
 
 def test_a_dead_rank_that_others_waited_for_until_the_launcher_came_failed_first() -> None:
@@ -517,7 +517,7 @@ def test_the_watchdog_of_a_rank_that_waits_in_a_hang_is_not_its_cause() -> None:
     run = exited(two_that_end(in_flight={1: [flight(TP, 5)]}), {1: OsExit(1, frames=("watchdog.py:3 run",))})
     diagnosis = examine(run, now_ns=NOW_NS)
     assert diagnosis.first_failure is None
-    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 0."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication is held up by rank 0."
 
 
 @pytest.mark.parametrize("exits", [{1: EXIT}, {}])

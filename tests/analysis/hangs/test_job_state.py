@@ -32,7 +32,7 @@ def test_a_job_that_hangs_says_so_with_the_rank_and_the_way_to_more() -> None:
     assert (job.state, job.words) == ("cut_off", "hung, cut off: ranks 0–1")
     assert job.stop is not None
     assert (job.stop.kind, job.stop.ranks, job.stop.id) == ("hang", (1,), "hang/ranks/1")
-    assert job.stop.line() == "The job hangs: 1 communication waits in the end for rank 1."
+    assert job.stop.line() == "The job hangs: 1 communication is held up by rank 1."
     assert job.stop.advice.startswith(WAY)
 
 

@@ -80,7 +80,7 @@ def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_
 
     diagnosis = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
     assert {one.state for one in diagnosis.ranks} == {"running"}
-    assert said(diagnosis.findings) == ["The job hangs: 1 communication waits in the end for rank 1."]
+    assert said(diagnosis.findings) == ["The job hangs: 1 communication is held up by rank 1."]
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])
@@ -105,7 +105,7 @@ def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:
         ask=lambda metadata: "suspended" if metadata.rank == 1 else "runs",
     )
     assert said(diagnosis.findings) == [
-        "The job hangs: 1 communication waits in the end for rank 1.",
+        "The job hangs: 1 communication is held up by rank 1.",
         "Rank 1 gave its last sign of life 0.5 s before the others: process 1001 on node0 is suspended, by SIGSTOP or "
         "a debugger; kill -CONT 1001 lets it go on.",
     ]
@@ -248,7 +248,7 @@ def test_the_chain_leads_through_other_groups_to_its_root() -> None:
     assert dict(chains.roots) == {2: 3}
     assert chains.cycles == ()
     diagnosis = examine(run, now_ns=NOW_NS)
-    assert diagnosis.findings[0].evidence == "The job hangs: 3 communications wait in the end for rank 2."
+    assert diagnosis.findings[0].evidence == "The job hangs: 3 communications are held up by rank 2."
     assert any("because it is inside seq 3 of the dp group" in sentence for sentence in diagnosis.hang.sentences)
 
 

@@ -142,7 +142,7 @@ def test_what_the_model_misses_may_grow_as_the_step_does() -> None:
     growth = answer.modelled_ns / answer.fidelity.modelled_ns
     assert missed_ns > 0
     assert growth > 1.5
-    assert spreads(answer)["missed of the run itself"] == pytest.approx(missed_ns * growth)
+    assert spreads(answer)["error of the replay"] == pytest.approx(missed_ns * growth)
     assert answer.uncertainty_ns == math.fsum(part.ns for part in answer.uncertainty)
 
 
@@ -173,7 +173,7 @@ def test_one_step_says_nothing_about_how_steps_scatter_and_one_microbatch_nothin
     answer = predict(analyse(noisy, "4"), Changes(schedule="1f1b", microbatches=4)).prediction
 
     assert answer.steps == (4,)
-    assert [part.cause for part in answer.uncertainty] == ["missed of the run itself"]
+    assert [part.cause for part in answer.uncertainty] == ["error of the replay"]
     assert answer.left_out[-2:] == (
         "other microbatches (not known: one microbatch)",
         "scatter of steps (not known: one step)",
@@ -187,7 +187,7 @@ def test_all_parts_of_a_run_that_can_tell_them_are_named() -> None:
     answer = predicted(run, **layers, microbatches=16, recompute=True, without_slow_ranks=(2,))
 
     assert [part.cause for part in answer.uncertainty] == [
-        "missed of the run itself",
+        "error of the replay",
         "scatter of steps",
         "work of the slow rank",
         "time of a layer",

@@ -77,7 +77,7 @@ def test_most_stages_are_slower_than_in_the_baseline() -> None:
 
     (verdict,) = find_stragglers(matched.run, matched.matches, baseline=well).slow
     assert verdict.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
-    assert "25 % more than in the baseline, compared with the other stages" in verdict.evidence
+    assert "25% more than in the baseline, compared with the other stages" in verdict.evidence
 
 
 def test_ranks_without_peers_that_are_all_slower_than_in_the_baseline() -> None:

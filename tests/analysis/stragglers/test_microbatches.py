@@ -34,7 +34,7 @@ REPLICA = "data-parallel replica 1 (ranks 1, 3, 5, 7)"
             tuple(f"long-microbatch={number}-1:1.3" for number in range(8)),
             PIPELINE,
             REPLICA,
-            "Forward and backward take 29 % longer than on the ranks that do the same work, on ranks 1, 3, 5, 7 alike, "
+            "Forward and backward take 29% longer than on the ranks that do the same work, on ranks 1, 3, 5, 7 alike, "
             "and the optimizer step takes no longer.",
         ),
     ],

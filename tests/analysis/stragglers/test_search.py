@@ -109,7 +109,7 @@ def test_a_host_all_of_whose_ranks_are_slow() -> None:
     assert (verdict.host, verdict.place, verdict.cause) == ("b", "host", "forward")
     assert verdict.who == "host b (ranks 1, 4)"
     assert ms(verdict.cost_ns) == pytest.approx(_step_ms(job.run()) - _step_ms(replace(job, extra_forward_ns={}).run()))
-    assert verdict.evidence.startswith("Both ranks on b need 64 % longer per step")
+    assert verdict.evidence.startswith("Both ranks on b need 64% longer per step")
 
 
 @pytest.mark.parametrize("cause", ["data", "gc"])

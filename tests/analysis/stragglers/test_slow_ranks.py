@@ -137,7 +137,7 @@ def test_a_slow_rank_is_named_although_its_only_replica_is_starved_for_a_third_o
     struck = [step for one in starved_one.stretches for step in range(one.first, one.last + 1)]
     assert struck == list(starved_one.occurrence.steps)
     assert all(9 <= step <= 21 for step in struck)
-    assert f"so in {len(struck)} of 39 steps" in starved_one.evidence
+    assert f"in {len(struck)} of 39 steps" in starved_one.evidence
 
 
 def test_a_few_slow_steps_of_two_ranks_are_reported_without_a_rank() -> None:
@@ -155,7 +155,7 @@ def test_evidence_of_some_steps_of_a_stretch_says_which() -> None:
 
     (collecting,) = (verdict for verdict in findings.slow if verdict.cause == "gc")
     assert [(stretch.first, stretch.last) for stretch in collecting.stretches] == [(1, 23)]
-    assert collecting.evidence.endswith(("so in 9 of 9 steps from 1 to 9.", "so in 14 of 14 steps from 10 to 23."))
+    assert collecting.evidence.endswith(("in all 9 steps from 1 to 9.", "in all 14 steps from 10 to 23."))
 
 
 def test_a_slow_rank_is_named_although_all_ranks_work_longer_from_the_middle_on() -> None:

@@ -92,7 +92,7 @@ def test_a_rank_whose_work_takes_far_longer_in_some_steps_is_named_with_these(ev
 
     (verdict,) = findings.slow
     assert (verdict.ranks, verdict.cause) == ((4,), "compute")
-    assert verdict.evidence.endswith(f"so in {len(range(3, 60, every))} of 59 steps.")
+    assert verdict.evidence.endswith(f"in {len(range(3, 60, every))} of 59 steps.")
     assert ms(verdict.cost_ns) == pytest.approx(cost_ms, rel=0.2)
     assert "See what happens in those steps" in verdict.advice
 

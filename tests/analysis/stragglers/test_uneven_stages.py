@@ -83,7 +83,7 @@ def test_most_stages_that_become_slow_are_recognised_by_their_past() -> None:
 
     (verdict,) = findings.slow
     assert verdict.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
-    assert "25 % more than before, compared with the other stages" in verdict.evidence
+    assert "25% more than before, compared with the other stages" in verdict.evidence
     assert ms(verdict.cost_ns) == pytest.approx(cost_ms, rel=0.1)
 
 
@@ -96,7 +96,7 @@ def test_stages_that_differ_by_design_are_compared_with_their_own_past() -> None
         "stage 2 (ranks 4–5)",
         [(20, 39)],
     )
-    assert "50 % more than before" in verdict.evidence
+    assert "50% more than before" in verdict.evidence
 
 
 @pytest.mark.parametrize(

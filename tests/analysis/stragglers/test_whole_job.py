@@ -27,7 +27,7 @@ def test_an_uneven_stage() -> None:
 
     assert (verdict.rank, verdict.cause) == (2, "stage_imbalance")
     assert (
-        "works at least 48.0 ms per step in forward and backward, 100 % more than the other stage " in verdict.evidence
+        "works at least 48.0 ms per step in forward and backward, 100% more than the other stage " in verdict.evidence
     )
     # 1 + 8·6 + 2 = 51; with 1.5 per forward and 1.5 … per backward, 3 in all on both stages: 27.
     assert ms(verdict.cost_ns) == pytest.approx(51 - 27, abs=1)
@@ -39,7 +39,7 @@ def test_the_last_of_two_stages_may_do_more_work() -> None:
 
     assert findings.slow == ()
     assert why_not(findings.findings) == (
-        "The last of two stages works 33 % longer than the first (32.0 against 24.0 ms per step): either its output "
+        "The last of two stages works 33% longer than the first (32.0 against 24.0 ms per step): either its output "
         "layer and loss take that, or it has too many layers. A healthy run (--baseline RUN) decides.",
     )
 
@@ -50,7 +50,7 @@ def test_the_first_of_two_stages_has_no_reason_to_do_more_work() -> None:
     (verdict,) = findings_of(job.run()).slow
 
     assert (verdict.who, verdict.cause) == ("stage 0 (ranks 0–1)", "stage_imbalance")
-    assert "33 % more than the other stage (24.0 ms" in verdict.evidence
+    assert "33% more than the other stage (24.0 ms" in verdict.evidence
 
 
 def test_sequences_of_different_length_that_move_between_ranks() -> None:

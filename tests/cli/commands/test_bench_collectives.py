@@ -72,13 +72,13 @@ def test_a_low_share_has_an_advice(num_bytes: int, nodes: tuple[str, ...], backe
     text = _share_text(low, backend)
 
     assert "reaches only 20.0 GB/s" in text
-    assert f"40 % of the 50.0 GB/s that 400Gbit/s per rank allow. Expect 75 to 95 %: {advice}" in text
+    assert f"40% of the 50.0 GB/s that 400Gbit/s per rank allow. Expect 75 to 95%: {advice}" in text
 
 
 def test_a_share_that_is_enough_needs_no_advice() -> None:
     high = ExpectedShare(measured(64 * MIB, MeasuredSpread(41.0, 41.0, 41.0)), Rate("400Gbit/s", 50.0), 50.0)
 
     assert _share_text(high, "nccl") == (
-        "all_reduce on ranks 0–1 of node0 and node1 reaches 41.0 GB/s at 64.0 MiB, 82 % of the 50.0 GB/s that "
-        "400Gbit/s per rank allow. Expect 75 to 95 %."
+        "all_reduce on ranks 0–1 of node0 and node1 reaches 41.0 GB/s at 64.0 MiB, 82% of the 50.0 GB/s that "
+        "400Gbit/s per rank allow. Expect 75 to 95%."
     )

@@ -22,8 +22,8 @@ def test_a_slower_run_fails_and_says_by_how_much(tmp_path: Path) -> None:
     before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job(transfer=80))
     result = runner.invoke(app, ["compare", str(before), str(after)])
     assert result.exit_code == 1, result.output
-    assert "Slower: the median step +28.6 % " in result.output
-    assert "over the threshold of 5 %" in " ".join(result.output.split())
+    assert "Slower: the median step +28.6% " in result.output
+    assert "over the threshold of 5%" in " ".join(result.output.split())
     assert "Versions, environment and layout are the same." in result.output
 
 
@@ -31,7 +31,7 @@ def test_a_threshold_lets_a_slower_run_pass(tmp_path: Path) -> None:
     before, after = write_run(tmp_path / "a", job()), write_run(tmp_path / "b", job(transfer=80))
     result = runner.invoke(app, ["compare", str(before), str(after), "--threshold", "30"])
     assert result.exit_code == 0, result.output
-    assert "within the threshold of 30 %" in " ".join(result.output.split())
+    assert "within the threshold of 30%" in " ".join(result.output.split())
 
 
 def test_an_equal_run_passes(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_an_equal_run_passes(tmp_path: Path) -> None:
 
 
 def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: Path) -> None:
-    """One pair alone calls +28.6 % real; the runs of one side differ by as much."""
+    """One pair alone calls +28.6% real; the runs of one side differ by as much."""
     runs = {name: write_run(tmp_path / name, job(transfer=time)) for name, time in (("a", 40), ("a2", 75), ("b", 80))}
     more = ["--before", str(runs["a2"])]
 

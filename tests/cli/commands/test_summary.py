@@ -157,7 +157,7 @@ def test_parts_too_small_for_a_column_are_told_below_the_table() -> None:
     rows = [span("step", 0, 10 * MS, step=0), span("gc", 0, 1_000, step=0)]
     text = printed(make_run({0: rows}))
     assert "gc" not in row(text, "rank")
-    assert "Below 0.1 % of every step: gc at most 0.0010 ms." in text
+    assert "Below 0.1% of every step: gc at most 0.0010 ms." in text
 
 
 def test_communication_is_shown_by_role_and_operation() -> None:

@@ -315,9 +315,9 @@ def test_a_silent_rank_is_told_in_the_words_of_the_doctor(process: str | None, w
     silence = f"Rank 2 gave its last sign of life 64 s before the others: {why}"
     assert (event.finding.rank, event.finding.host) == (2, "node2")
     assert event.sentence == (
-        "Training has stopped: 3 of 4 ranks report it. The job hangs: 1 communication waits in the end for rank 2. "
+        "Training has stopped: 3 of 4 ranks report it. The job hangs: 1 communication is held up by rank 2. "
         f"Hung at seq 5 of the dp group of ranks 0–3. Arrived: ranks 0–1, 3 in all_reduce, waiting for 50 s. "
-        "Not known to have arrived: rank 2, see below. Root: rank 2, for which 3 ranks wait in the end. "
+        "Not known to have arrived: rank 2, see below. Root: rank 2, which holds up 3 ranks. "
         f"{silence} At the end of the last window that it reported: step 99."
     )
 

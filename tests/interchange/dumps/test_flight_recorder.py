@@ -78,7 +78,7 @@ def test_a_hang_in_dumps_of_gloo_is_found(tmp_path: Path) -> None:
 
     diagnosis = examine(tmp_path / "run", now_ns=EPOCH + 10_000)
 
-    assert said(diagnosis.findings) == ["The job hangs: 1 communication waits in the end for rank 2."]
+    assert said(diagnosis.findings) == ["The job hangs: 1 communication is held up by rank 2."]
     (stop,) = diagnosis.hang.stops
     assert (stop.kind, stop.seq, stop.arrived, [one.rank for one in stop.missing]) == ("hung", 4, (0, 1), [2])
     assert diagnosis.run.backend == "gloo"
@@ -105,7 +105,7 @@ def test_a_message_that_nobody_receives_is_a_hang_and_no_other_call(tmp_path: Pa
     import_flight_recorder(files, tmp_path / "run")
 
     diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
-    assert said(diagnosis.findings) == ["The job hangs: 1 communication waits in the end for rank 1."]
+    assert said(diagnosis.findings) == ["The job hangs: 1 communication is held up by rank 1."]
     assert (diagnosis.hang.stops[0].seq, diagnosis.hang.stops[0].arrived) == (1, (0,))
     assert [(seen.recorded, seen.in_flight) for seen in diagnosis.groups[0].messages] == [(1, 1), (1, 0)]
 
@@ -123,7 +123,7 @@ def test_calls_completed_at_an_unknown_time_ended_before_the_dump(tmp_path: Path
     import_flight_recorder(files, tmp_path / "run")
 
     diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
-    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 3."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication is held up by rank 3."
     seen = [seen for group in diagnosis.groups for seen in group.collectives]
     assert [(one.recorded, one.in_flight) for one in seen] == [(1, 1), (1, 0)]
 
@@ -151,7 +151,7 @@ def test_the_summary_of_dumps_leads_to_the_hang(tmp_path: Path) -> None:
     import_flight_recorder(gloo_hang(tmp_path), tmp_path / "run")
 
     verdict = summarise(tmp_path / "run").verdict
-    assert verdict.startswith("The job hangs: 1 communication waits in the end for rank 2. ")
+    assert verdict.startswith("The job hangs: 1 communication is held up by rank 2. ")
     assert verdict.endswith(f"commtrace doctor {tmp_path / 'run'}")
 
 
@@ -207,7 +207,7 @@ def test_a_hang_in_dumps_of_nccl_stands_first(tmp_path: Path) -> None:
 
     diagnosis = examine(tmp_path / "run", now_ns=EPOCH)
 
-    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication waits in the end for rank 3."
+    assert diagnosis.findings[0].evidence == "The job hangs: 1 communication is held up by rank 3."
     assert (diagnosis.hang.stops[0].seq, diagnosis.hang.stops[0].arrived) == (8, (1,))
     assert not any("ended cleanly" in sentence for sentence in diagnosis.hang.sentences)
 

@@ -160,7 +160,7 @@ def test_most_stages_that_become_slow_are_recognised_by_what_they_did_before() -
     *_, after = replayed(PIPELINE, ["uneven-stage=0,1,3:1.25@16:24"], 3)
     (finding,) = after.of_no_rank
     assert finding.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
-    assert "25 % more than before, compared with the other stages" in finding.evidence
+    assert "25% more than before, compared with the other stages" in finding.evidence
 
 
 def test_stages_that_differ_by_design_are_compared_with_what_they_did_before() -> None:
@@ -169,7 +169,7 @@ def test_stages_that_differ_by_design_are_compared_with_what_they_did_before() -
     assert [(priced.of_no_rank, len(priced.undecided)) for priced in before] == [((), 1), ((), 1)]
     (finding,) = after.of_no_rank
     assert (finding.who, finding.advice) == ("stage 2 (ranks 4–5)", STAGE_THAT_CHANGED)
-    assert "50 % more than before, compared with the other stages" in finding.evidence
+    assert "50% more than before, compared with the other stages" in finding.evidence
 
 
 def test_a_network_that_becomes_slow_is_compared_with_what_it_was() -> None:

@@ -316,13 +316,13 @@ def test_a_slow_host_is_one_finding() -> None:
          "Rank 1 (node0) needs 100.0 ms of work per step: 30.0 ms per step more than the fastest ranks that do the "
          "same work, which need 70.0 ms (means of a window)."),
         (4, (1, 3), "ranks 1, 3 on node0", "ranks",
-         "Ranks 1, 3 need 43 % longer per step than the fastest ranks that do the same work, 30 ms "
+         "Ranks 1, 3 need 43% longer per step than the fastest ranks that do the same work, 30 ms "
          "(means of a window)."),
         (8, (1, 3, 4, 6), "ranks 1, 3 on node0, ranks 4, 6 on node1", "ranks",
-         "Ranks 1, 3–4, 6 need 43 % longer per step than the fastest ranks that do the same work, 30 ms "
+         "Ranks 1, 3–4, 6 need 43% longer per step than the fastest ranks that do the same work, 30 ms "
          "(means of a window)."),
         (8, (4, 5, 6, 7), "host node1 (ranks 4–7)", "host",
-         "All 4 ranks on node1 need 43 % longer per step than the fastest ranks of other hosts that do the same work, "
+         "All 4 ranks on node1 need 43% longer per step than the fastest ranks of other hosts that do the same work, "
          "30 ms (means of a window)."),
     ],
 )  # fmt: skip
@@ -393,7 +393,7 @@ def test_most_ranks_are_recognised_by_what_they_did_before() -> None:
     _, events = watched(4, slow, watch=watch, begin=3)
     assert {one.who for one in found_by(watch)} == {"host node0 (ranks 0, 2–3)", "ranks 5–6 on node1"}
     assert (
-        "3 of the 4 ranks on node0 need 36 % longer per step than the ranks of other hosts that do the same work and "
+        "3 of the 4 ranks on node0 need 36% longer per step than the ranks of other hosts that do the same work and "
         "are as fast as before, 25 ms (means of a window)."
     ) in events[0].sentence
 
@@ -423,7 +423,7 @@ def test_ranks_with_different_excess_are_one_finding_with_what_each_works_too_lo
     (straggler,) = found_by(watch)
     assert (straggler.rank, straggler.ranks, straggler.cost_ns) == (1, (1, 3), 30 * MS)
     assert [(one.rank, one.excess_ns) for one in straggler.members] == [(1, 30 * MS), (3, 24 * MS)]
-    assert "Ranks 1, 3 need 34 to 43 % longer per step than the ranks that do the same work, 24 to 30 ms" in (
+    assert "Ranks 1, 3 need 34 to 43% longer per step than the ranks that do the same work, 24 to 30 ms" in (
         event.sentence
     )
 

@@ -54,13 +54,13 @@ def plan(
         typer.Option(metavar="GIB", help="Memory of a GPU, such as 80 or 80GB: print whether the job fits into it."),
     ] = None,
     like: Annotated[
-        Known | None, typer.Option(help="Plan the sample of another tool instead, with its numbers beside.")
+        Known | None, typer.Option(help="Plan the sample of another tool instead, with its numbers next to ours.")
     ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Print what each rank of this run sent and held beside the plan. The job may be left out.",
+            help="Print what each rank of this run sent and held next to the plan. The job may be left out.",
         ),
     ] = None,
     steps: StepsOption = "",

@@ -5,6 +5,7 @@ import {
   formatClock,
   formatDuration,
   formatDurations,
+  formatMilliseconds,
   formatPercent,
   formatRanks,
   niceTick,
@@ -28,6 +29,7 @@ describe("numbers for people", () => {
     expect([0, 999, 1000, 47244640256].map(formatBytes)).toEqual(["0 B", "999 B", "1 kB", "47.2 GB"]);
     expect([0.0005, 44.1, -2, null].map(formatBandwidth)).toEqual(["500 kB/s", "44.1 GB/s", "-2 GB/s", "–"]);
     expect(formatPercent(0.1234)).toBe("12.3 %");
+    expect([formatPercent(-0.0001), formatMilliseconds(-1)]).toEqual(["0.0 %", "0.00"]);
   });
 
   it("reads long times off a clock", () => {

@@ -67,11 +67,16 @@ export function formatHours(hours: number): string {
 }
 
 export function formatMilliseconds(ns: number): string {
-  return (ns / 1e6).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  return withoutMinusZero((ns / 1e6).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
 }
 
 export function formatPercent(fraction: Maybe): string {
-  return fraction === null || fraction === undefined ? "–" : `${(100 * fraction).toFixed(1)} %`;
+  return fraction === null || fraction === undefined ? "–" : `${withoutMinusZero((100 * fraction).toFixed(1))} %`;
+}
+
+/** `0.0` for `-0.0`. */
+export function withoutMinusZero(number: string): string {
+  return /^-0(\.0*)?$/.test(number) ? number.slice(1) : number;
 }
 
 /** Members of a group, in short: `0–3, 8`. */

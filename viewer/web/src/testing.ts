@@ -19,7 +19,7 @@ export function rankOf(rank: number, coordinates: Record<string, number> = {}, h
 export function outlineOf(ranks: Rank[]): Outline {
   return {
     residual_ns: { p50: 1, p99: 2, max: 3 },
-    kinds: ["step", "forward", "backward", "optimizer"],
+    kinds: ["step", "forward", "backward", "optimizer", "data"],
     states: ["wait", "transfer", "bubble"],
     timings: ["host"],
     roles: ["dp", "pp"],
@@ -31,13 +31,14 @@ export function outlineOf(ranks: Rank[]): Outline {
 export interface Boxes {
   work?: Row[];
   stalls?: Row[];
+  host?: Row[];
   communication?: Row[];
 }
 
-/** A step of 100 ns on all ranks. `work`, `stalls` and `communication` have a `rank` and are sorted by it. */
+/** A step of 100 ns on all ranks. Each table has a `rank` and is sorted by it. */
 export function stepOf(
   ranks: Rank[],
-  { work = [], stalls = [], communication = [] }: Boxes,
+  { work = [], stalls = [], host = [], communication = [] }: Boxes,
   outline: Outline = outlineOf(ranks),
 ): Step {
   const of = (names: string[], rows: Row[]) => columnsOf(["rank", "start", "duration", ...names], rows);
@@ -50,7 +51,7 @@ export function stepOf(
   const tables = {
     work: of(["kind", "name", "microbatch", "chunk", "stage", "depth"], work),
     stalls: of(["state", "role", "communication", "microbatch", "depth"], stalls),
-    host: of(["kind", "name"], []),
+    host: of(["kind", "name"], host),
     communication: of(
       [
         "name",

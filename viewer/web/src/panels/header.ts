@@ -20,7 +20,10 @@ export function showHeader(summary: Summary, overview: Overview | null): void {
     run.backend,
     run.device,
   ]);
-  byId("notes").append(...repeatedSteps(summary), ...summary.problems.map((problem) => element("li", problem)));
+  byId("notes").append(
+    ...repeatedSteps(summary),
+    ...summary.problems.map((problem) => element("li", problem.charAt(0).toUpperCase() + problem.slice(1))),
+  );
 }
 
 function repeatedSteps(summary: Summary): HTMLElement[] {

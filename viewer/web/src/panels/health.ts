@@ -23,7 +23,7 @@ export interface Health {
 
 const MOST_OPEN = 4; // stacks that are shown without a click
 
-export async function showHealth(source: Source, { alignment }: Summary): Promise<void> {
+export async function showHealth(source: Source, { alignment, findings }: Summary): Promise<void> {
   const panel = byId("coverage");
   if (alignment.hosts.length > 1) panel.append(element("h3", "Clocks of the hosts"), clocks(alignment));
   const health = await source.json<Health>("health.json");
@@ -32,7 +32,13 @@ export async function showHealth(source: Source, { alignment }: Summary): Promis
   if (health.differing.length) panel.append(element("h3", "Not the same on all ranks"), differing(health));
   const stops = byId("stops");
   if (health.failed.length) stops.append(element("h3", "Exceptions that ended ranks"), ...health.failed.map(failure));
-  if (health.hangs.length) stops.append(element("h3", "Ranks that made no progress"), ...health.hangs.map(hang));
+  const awaited = new Set(findings.filter(({ kind }) => kind === "hang").flatMap(({ ranks }) => ranks));
+  const isAwaited = ({ ranks }: Health["hangs"][number]) => ranks.some((rank) => awaited.has(rank));
+  const hangs = [...health.hangs].sort((a, b) => Number(isAwaited(b)) - Number(isAwaited(a)));
+  if (hangs.length) {
+    const nodes = hangs.map((one) => hang(one, isAwaited(one)));
+    stops.append(element("h3", "Ranks that made no progress"), ...nodes);
+  }
   byId("stops-section").hidden = !stops.childElementCount;
   const stacks = stops.querySelectorAll("details");
   for (const node of stacks) node.open = stacks.length <= MOST_OPEN;
@@ -98,15 +104,21 @@ function failure({ rank, exception, frames }: Health["failed"][number]): HTMLEle
   return details(`rank ${rank}: ${exception}`, [["innermost call first", frames]]);
 }
 
-function hang(one: Health["hangs"][number]): HTMLElement {
+function hang(one: Health["hangs"][number], isAwaited: boolean): HTMLElement {
   const what = one.in_flight[0] ? `, in ${one.in_flight[0]}` : "";
   const title =
     `${one.ranks.length > 1 ? "ranks" : "rank"} ${formatRanks(one.ranks)}${what}: no progress for ` +
-    `${formatDuration(one.no_progress_ns)}, ${utc(one.utc)}`;
+    `${formatDuration(one.no_progress_ns)}, ${utc(one.utc)}${isAwaited ? "; the others wait for it" : ""}`;
+  const threads = [...one.threads].sort((a, b) => place(a.thread) - place(b.thread));
   return details(
     title,
-    one.threads.map(({ thread, frames }) => [thread, frames]),
+    threads.map(({ thread, frames }) => [thread, frames]),
   );
+}
+
+/** The thread that trains comes first, and those of commtrace last. */
+function place(thread: string): number {
+  return thread === "MainThread" ? 0 : thread.startsWith("commtrace") ? 2 : 1;
 }
 
 function details(title: string, stacks: (readonly [name: string, frames: readonly string[]])[]): HTMLElement {

@@ -30,6 +30,19 @@ describe("the partition of a range", () => {
     expect(parts(45, 75, [0])).toEqual({ "wait for dp": 10, forward: 5, "in no span": 10, "pipeline bubble": 5 });
   });
 
+  it("shows pauses where nothing else is", () => {
+    const waiting = stepOf([rankOf(0)], {
+      work: [{ rank: 0, start: 30, duration: 50, kind: 1, depth: 0, name: 0, microbatch: 0 }],
+      host: [{ rank: 0, start: 0, duration: 40, kind: 4, name: 0 }],
+    });
+    const shares = partition(waiting, { from: 0, to: 100 }, [0]);
+    expect(Object.fromEntries(shares.map(({ name, ns }) => [name, ns]))).toEqual({
+      forward: 50,
+      data: 30,
+      "in no span": 20,
+    });
+  });
+
   it("adds up ranks", () => {
     expect(parts(0, 10, [0, 1])).toEqual({ "in no span": 10, backward: 10 });
   });

@@ -9,7 +9,7 @@ export interface Share {
   ns: number; // sum over the ranks
 }
 
-/** Divides the range on each rank into its stalls, the work around them, and what is in no span. Sums are exact. */
+/** Divides the range on each rank into its stalls, the work and the pauses around them, and what is in no span. Sums are exact. */
 export function partition(step: Step, range: TimeRange, ranks: readonly number[]): Share[] {
   const sums = new Map<string, number>();
   const add = (name: string, ns: number) => ns > 0 && sums.set(name, (sums.get(name) ?? 0) + ns);
@@ -18,7 +18,11 @@ export function partition(step: Step, range: TimeRange, ranks: readonly number[]
     const begin = Math.max(range.from, step.from[rank]!);
     const end = Math.min(range.to, step.to[rank]!);
     if (end <= begin) continue;
-    const pieces = [...stallPieces(step, rank, begin, end), ...workPieces(step, rank, begin, end)];
+    const pieces = [
+      ...stallPieces(step, rank, begin, end),
+      ...workPieces(step, rank, begin, end),
+      ...hostPieces(step, rank, begin, end),
+    ];
     for (const [name, ns] of covered(pieces, begin, end)) add(name, ns);
   }
   return [...sums].map(([name, ns]) => ({ name, ns })).sort((a, b) => b.ns - a.ns);
@@ -45,6 +49,10 @@ function workPieces(step: Step, rank: number, begin: number, end: number): Piece
     name: kindOf(step, box),
     level: 1 + Math.min(step.value(box, "depth"), 900),
   }));
+}
+
+function hostPieces(step: Step, rank: number, begin: number, end: number): Piece[] {
+  return pieces(step, { table: "host", rank, row: 0 }, begin, end, (box) => ({ name: kindOf(step, box), level: 0 }));
 }
 
 function pieces(

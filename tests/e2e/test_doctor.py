@@ -180,7 +180,7 @@ def test_a_rank_that_is_stopped_while_it_trains(jobs: Jobs) -> None:
         stop = stop_of(told, "right")
         assert (stop["kind"], stop["arrived"]) == ("hung", [3])
         assert stop["missing"] == [{"rank": 2, "last_seq": stop["seq"] - 1}]
-        assert any(one.startswith("The job hangs") and one.endswith(" for rank 2.") for one in said(told["findings"]))
+        assert any(one.startswith("The job hangs") and one.endswith(" by rank 2.") for one in said(told["findings"]))
 
 
 def test_a_rank_in_code_that_keeps_the_lock_of_its_interpreter(jobs: Jobs) -> None:

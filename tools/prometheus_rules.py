@@ -345,7 +345,7 @@ def _went_up(timing: Timing, name: str, ratio: str, what: str, advice: str) -> A
         operands=(now, before, pauses),
         severity="warning",
         summary=f"In {{{{ $labels.run_id }}}} {what} takes more of each step than {timing.baseline} ago",
-        description=f"By {{{{ $value | humanizePercentage }}}} of the step, in the mean over ranks. {advice}",
+        description=f"By {{{{ $value | humanizePercentage }}}} of the step, averaged over the ranks. {advice}",
     )
 
 

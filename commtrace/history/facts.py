@@ -18,9 +18,11 @@ import msgspec
 import pyarrow as pa
 
 from commtrace.analysis.clocks.time_of_day import FIRST_DATE_NS, date_and_time, step_end_ns, wall_clock_ns
-from commtrace.analysis.hangs.job_end import RUNNING, Count, EarlierAttempt, earlier_attempts, how_it_ended
+from commtrace.analysis.hangs.job_end import CUT_OFF, RUNNING, Count, EarlierAttempt, earlier_attempts, how_it_ended
 from commtrace.analysis.hangs.no_progress import find_quiet
 from commtrace.analysis.hangs.rank_state import Ending, find_endings
+from commtrace.analysis.hangs.stops import HUNG, find_stops
+from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace import schema
 from commtrace.trace.files.locate import rank_directories
 from commtrace.trace.files.rank_files import rank_directory, segment_paths
@@ -129,6 +131,8 @@ def _facts(
     if state == RUNNING:
         usual_ns = int(statistics.median(durations)) if durations else None
         ending = ", ".join(filter(None, (_stalled(run, last_step, usual_ns, now_ns), ending)))
+    elif state == CUT_OFF and any(stop.kind == HUNG for stop in find_stops(run, find_arrivals(run), endings)):
+        ending = f"{ending}, which hung"
     writes = [
         ending.last_ns for ending in endings.values() if ending.last_ns is not None and ending.last_ns > FIRST_DATE_NS
     ]
@@ -159,7 +163,7 @@ def _stalled(run: Run, last_step: int, step_ns: int | None, now_ns: int) -> str:
     return "" if quiet is None or quiet.pauses else f"hangs since {date_and_time(quiet.since_ns)}"
 
 
-_FACTS: Final = b"step_ns is a mean"
+_FACTS: Final = b"step_ns is a mean; hangs are told"
 """What the facts are: those that were kept by other definitions are read again."""
 
 

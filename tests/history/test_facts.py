@@ -19,6 +19,8 @@ from commtrace.trace.files.reader import load_run
 from commtrace.trace.hang_report import Activity, OpenPhase
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import RUNS
+from tests.analysis.hangs.flight_calls import hung
+from tests.analysis.hung_runs import NOW_NS
 from tests.history.factory import BEGIN_NS, write_run
 from tests.interchange.dumps.flight_recorder_files import gloo_hang
 from tests.trace.rows import Row, mark, steps, write_rank
@@ -101,6 +103,12 @@ def test_a_rank_without_an_end_was_cut_off_or_still_runs(tmp_path: Path) -> None
 
     assert (after.state, after.ending) == (CUT_OFF, "rank 0")
     assert (meanwhile.state, meanwhile.ending) == (RUNNING, "")
+
+
+def test_a_job_that_hung_before_it_was_cut_off_says_so() -> None:
+    facts = facts_of(hung(), now_ns=NOW_NS)
+
+    assert (facts.state, facts.ending) == (CUT_OFF, "ranks 0–1, which hung")
 
 
 def test_dumps_say_nothing_about_the_end_of_a_run(tmp_path: Path) -> None:

@@ -536,7 +536,7 @@ def _why_not(slow: SlowRanks, rank: int, replay: Replay) -> str:
     if longer <= least < mean:
         return (
             f"In most steps its own work takes as long as that of the ranks that do the same ({both}); in some it "
-            f"takes longer, by {mean:.0%} in the mean over all steps. A straggler is slow in most steps."
+            f"takes longer, by {mean:.0%} on average over all steps. A straggler is slow in most steps."
         )
     if longer <= _ALIKE:
         return (

@@ -204,7 +204,7 @@ def uneven_sequences(work: WorkStatistics, replay: Replay) -> Finding | None:
     cost = cost_of(work, replay.saved_ns(Scenario(work=(EqualMicrobatches(mean_work(work.table)),))))
     evidence = (
         f"Forwards of one stage differ by {100 * spread:.0f}% between microbatches, and a microbatch with a long "
-        f"forward has a long backward ({_how_alike(correlation, alike)}); no rank is slow in the mean."
+        f"forward has a long backward ({_how_alike(correlation, alike)}); no rank is slow on average."
     )
     if not stands_out(work, cost):
         return None

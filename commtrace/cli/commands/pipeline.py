@@ -194,7 +194,7 @@ def _print_bubble_causes(console: Console, stages: Sequence[StageBubble]) -> Non
     for stage in stages:
         table.add_row(str(stage.stage), *(milliseconds(getattr(stage, name)) for name in (*_CAUSES, "bubble_ns")))
     note = (
-        "schedule: the wait of equal stages. imbalance: stages differ in the mean, also if one rank is slow (see "
+        "schedule: the wait of equal stages. imbalance: stages differ on average, also if one rank is slow (see "
         "commtrace straggler). variation: microbatches and ranks differ. P2P: transfer."
     )
     print_table(console, "Causes of the bubble, ms per step", table, note)

@@ -59,7 +59,7 @@ export function showCriticalPath(
     element(
       "p",
       `The path of a step leads back from the end of its last rank to that of the step before: ` +
-        `${formatDuration(path.ns / path.steps)} in the mean.${besideTheMean(path.ns / path.steps, ranks)} It is made of this work ` +
+        `${formatDuration(path.ns / path.steps)} on average.${besideTheMean(path.ns / path.steps, ranks)} It is made of this work ` +
         `and these transfers; making anything else faster does not make it shorter.${unsure}`,
       "hint",
     ),

@@ -97,7 +97,7 @@ def _judge(
     from commtrace.analysis.hangs.job_end import RUNNING
     from commtrace.analysis.judged_run import judge_run, measure_job
     from commtrace.analysis.windows.run import open_run
-    from commtrace.findings.finding import NOT_JUDGED, NOTHING_COSTS, worth_naming
+    from commtrace.findings.finding import NOT_JUDGED, NOTHING_COSTS, advised, worth_naming
 
     try:
         ended = _ended_ranks(directory, _CLOSING_SECONDS) if wait_for_ranks else 0
@@ -111,7 +111,10 @@ def _judge(
     if wait_for_ranks and judged.job.state == RUNNING:
         title = title._replace(state=f"ended on {ended} of {title.world_size} ranks so far")
     named = worth_naming(judged.findings)
-    found = [f"{number}. {finding.line()}" for number, finding in enumerate(named[:_MOST_FINDINGS], 1)]
+    numbered = [*enumerate(named, 1)]
+    # The fault that costs most has its place also if the job loses more to how it is built.
+    first = [*dict.fromkeys((*advised(named), *named))][:_MOST_FINDINGS]
+    found = [f"{number}. {finding.line()}" for number, finding in numbered if finding in first]
     if not found:
         not_judged = [finding.line() for finding in judged.findings if finding.kind == NOT_JUDGED]
         found = not_judged[:1] or [NOTHING_COSTS]

@@ -17,7 +17,7 @@ from commtrace.analysis.breakdown.states import BUBBLE, TRANSFER, WAIT, State
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
 from commtrace.analysis.communication.calls import CallTable, calls_of_rank
-from commtrace.analysis.comparison.noise import MedianChange, change_of_runs
+from commtrace.analysis.comparison.noise import MeasuredChange, change_of_runs
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.trace.json_values import JsonObject
@@ -138,15 +138,22 @@ class RunComparison:
 
     runs: tuple[int, int]  # number of runs of each side
     steps: tuple[int, int]  # least number of steps of each side's runs
-    wall_ns: MedianChange  # mean over the ranks, median over the steps
-    parts: Mapping[State, MedianChange]  # largest absolute difference first
-    busbw_gbps: Mapping[ComparedLink, MedianChange]  # most changed first
+    wall_ns: MeasuredChange  # mean over the ranks, median over the steps
+    mean_ns: MeasuredChange  # mean over the ranks and the steps: slow ones that are few count in it
+    parts: Mapping[State, MeasuredChange]  # largest absolute difference first
+    busbw_gbps: Mapping[ComparedLink, MeasuredChange]  # most changed first
     circumstances: tuple[Difference, ...]  # versions, environment and layout that differ
 
     def is_slower(self, threshold: float) -> bool:
         """Return whether a step of the second side is longer by more than ``threshold`` (0.05: 5 %) and the noise."""
-        relative = self.wall_ns.relative
-        return self.wall_ns.is_real and relative is not None and relative > threshold
+        changes = (self.wall_ns, self.mean_ns)
+        return any(change.is_real and (change.relative or 0.0) > threshold for change in changes)
+
+    @property
+    def step_change(self) -> MeasuredChange:
+        """Return the change of the median or of the mean step: the larger one beyond the noise; else the median's."""
+        real = [change for change in (self.wall_ns, self.mean_ns) if change.is_real]
+        return max(real, key=lambda change: abs(change.relative or 0.0), default=self.wall_ns)
 
     @property
     def can_be_judged(self) -> bool:
@@ -158,6 +165,7 @@ class RunComparison:
             "runs": {"before": self.runs[0], "after": self.runs[1]},
             "steps": {"before": self.steps[0], "after": self.steps[1]},
             "wall_ns": self.wall_ns.to_json(),
+            "mean_ns": self.mean_ns.to_json(),
             "parts_ns": [
                 {"state": state.kind, "detail": state.detail, **change.to_json()}
                 for state, change in self.parts.items()
@@ -189,6 +197,7 @@ def compare_series(
         runs=(len(before), len(after)),
         steps=(min(len(series.wall_ns) for series in before), min(len(series.wall_ns) for series in after)),
         wall_ns=change_of_runs([series.wall_ns for series in before], [series.wall_ns for series in after]),
+        mean_ns=change_of_runs([series.wall_ns for series in before], [series.wall_ns for series in after], np.mean),
         parts=_parts(before, after, split_is_known),
         busbw_gbps=_links(before, after),
         circumstances=circumstances,
@@ -197,7 +206,7 @@ def compare_series(
 
 def _parts(
     before: Sequence[StepSeries], after: Sequence[StepSeries], split_is_known: tuple[bool, bool]
-) -> dict[State, MedianChange]:
+) -> dict[State, MeasuredChange]:
     # A state that a run does not have took no time in it; a bandwidth that it does not have is unknown.
     def times(side: Sequence[StepSeries], state: State, is_known: bool) -> list[FloatArray]:
         if not is_known and state.kind in (WAIT, TRANSFER, BUBBLE):
@@ -212,7 +221,7 @@ def _parts(
     return dict(sorted(changes.items(), key=lambda item: (-abs(item[1].difference or 0), item[0])))
 
 
-def _links(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[ComparedLink, MedianChange]:
+def _links(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[ComparedLink, MeasuredChange]:
     def bandwidths(side: Sequence[StepSeries], link: ComparedLink) -> list[FloatArray]:
         return [series.busbw_gbps.get(link, np.empty(0)) for series in side]
 

@@ -1,13 +1,13 @@
-"""The noise of a median: the smallest significant difference between two recordings.
+"""The noise of a median, or of a mean: the smallest significant difference between two recordings.
 
 If a side was recorded several times, the noise includes the scatter of its medians between starts of the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from commtrace.analysis.statistics import student
 from commtrace.trace.json_values import JsonObject
 
 Samples = npt.NDArray[np.floating | np.integer]
+
+Statistic = Callable[..., Any]
+"""``np.median`` or ``np.mean``."""
 
 FEWEST_SAMPLES: Final = 5
 """Fewest steps from which the noise can be known."""
@@ -26,8 +29,8 @@ _COVERAGE_PERCENT: Final = 95.0
 
 
 @dataclass(frozen=True, slots=True)
-class MedianChange:
-    """A median in two recordings, or the mean of the medians where a side was recorded several times."""
+class MeasuredChange:
+    """A median, or a mean, in two recordings; the mean of those where a side was recorded several times."""
 
     before: float | None  # None where a recording has none
     after: float | None
@@ -60,7 +63,9 @@ class MedianChange:
         }
 
 
-def change_of_runs(before: Sequence[Samples], after: Sequence[Samples]) -> MedianChange:
+def change_of_runs(
+    before: Sequence[Samples], after: Sequence[Samples], statistic: Statistic = np.median
+) -> MeasuredChange:
     """Compare two series that were each taken one or several times; recordings without a sample do not count.
 
     Of several, the noise is the larger of the noise within them and half of Student's interval of the difference of the
@@ -68,21 +73,22 @@ def change_of_runs(before: Sequence[Samples], after: Sequence[Samples]) -> Media
     """
     before, after = ([samples for samples in side if len(samples)] for side in (before, after))
     if len(before) < 2 and len(after) < 2:
-        return change_of_median(*(side[0] if side else np.empty(0) for side in (before, after)))
-    medians = [np.array([float(np.median(samples)) for samples in side]) for side in (before, after)]
+        first, second = (side[0] if side else np.empty(0) for side in (before, after))
+        return change_of_run(first, second, statistic)
+    medians = [np.array([float(statistic(samples)) for samples in side]) for side in (before, after)]
     means = [float(side.mean()) if len(side) else None for side in medians]
     if not (before and after) or min(len(samples) for side in (before, after) for samples in side) < FEWEST_SAMPLES:
-        return MedianChange(means[0], means[1], None)
-    within = _noise_within(before, after)
-    return MedianChange(means[0], means[1], max(within, _noise_between(medians)))
+        return MeasuredChange(means[0], means[1], None)
+    within = _noise_within(before, after, statistic)
+    return MeasuredChange(means[0], means[1], max(within, _noise_between(medians)))
 
 
-def _noise_within(before: Sequence[Samples], after: Sequence[Samples]) -> float:
+def _noise_within(before: Sequence[Samples], after: Sequence[Samples], statistic: Statistic) -> float:
     random = np.random.default_rng(_SEED)
     spread = np.zeros(_RESAMPLES)
     for side in (before, after):
         for samples in side:
-            spread += (_resampled_medians(samples, random) - np.median(samples)) / len(side)
+            spread += (_resampled(samples, random, statistic) - statistic(samples)) / len(side)
     return float(np.percentile(np.abs(spread), _COVERAGE_PERCENT))
 
 
@@ -93,24 +99,24 @@ def _noise_between(medians: Sequence[npt.NDArray[np.float64]]) -> float:
     return student(freedom) * float(np.sqrt(variance * sum(1 / len(side) for side in medians)))
 
 
-def change_of_median(before: Samples, after: Samples) -> MedianChange:
+def change_of_run(before: Samples, after: Samples, statistic: Statistic = np.median) -> MeasuredChange:
     """Compare two series of samples, each in time order.
 
     The noise comes from a moving-block bootstrap of both medians, since neighbouring samples are alike: Künsch, The
     Jackknife and the Bootstrap for General Stationary Observations (1989).
     """
-    medians = [float(np.median(samples)) if len(samples) else None for samples in (before, after)]
+    medians = [float(statistic(samples)) if len(samples) else None for samples in (before, after)]
     if min(len(before), len(after)) < FEWEST_SAMPLES:
-        return MedianChange(medians[0], medians[1], None)
+        return MeasuredChange(medians[0], medians[1], None)
     random = np.random.default_rng(_SEED)
-    spread = _resampled_medians(after, random) - _resampled_medians(before, random)
-    centred = np.abs(spread - (np.median(after) - np.median(before)))
-    return MedianChange(medians[0], medians[1], float(np.percentile(centred, _COVERAGE_PERCENT)))
+    spread = _resampled(after, random, statistic) - _resampled(before, random, statistic)
+    centred = np.abs(spread - (statistic(after) - statistic(before)))
+    return MeasuredChange(medians[0], medians[1], float(np.percentile(centred, _COVERAGE_PERCENT)))
 
 
-def _resampled_medians(samples: Samples, random: np.random.Generator) -> npt.NDArray[np.float64]:
+def _resampled(samples: Samples, random: np.random.Generator, statistic: Statistic) -> npt.NDArray[np.float64]:
     count = len(samples)
     block = max(1, round(count ** (1 / 3)))
     starts = random.integers(0, count - block + 1, (_RESAMPLES, -(-count // block)))
     rows = (starts[:, :, np.newaxis] + np.arange(block)).reshape(_RESAMPLES, -1)[:, :count]
-    return np.asarray(np.median(np.asarray(samples, np.float64)[rows], axis=1))
+    return np.asarray(statistic(np.asarray(samples, np.float64)[rows], axis=1))

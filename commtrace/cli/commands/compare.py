@@ -27,7 +27,7 @@ from commtrace.analysis.comparison.compare import (
 )
 from commtrace.analysis.comparison.compare import compare as compare_runs
 from commtrace.analysis.comparison.findings import GONE, LESS, MORE, NEW, SAME, ComparedFinding, compare_findings
-from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, MedianChange
+from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, MeasuredChange
 from commtrace.analysis.judged_run import JudgedRun, RunSums, judge_run, measure_job
 from commtrace.analysis.windows.run import MeasuredRun, Workers, open_run
 from commtrace.cli.arguments import (
@@ -76,7 +76,7 @@ def compare(
     Two starts of the same job differ. To count that as noise, record a side several times and name the further runs
     with --before and --after.
 
-    The exit code is for use in CI: 0 if a step is not slower, 1 if its median is slower by more than the
+    The exit code is for use in CI: 0 if a step is not slower, 1 if its median or its mean is slower by more than the
     threshold and by more than the noise of the steps, 3 if this cannot be judged. Errors are 2.
     """
     sides = [before, *(more_before or ())], [after, *(more_after or ())]
@@ -221,6 +221,7 @@ def _print_circumstances(console: Console, differences: Sequence[Difference]) ->
 def _print_parts(console: Console, comparison: RunComparison, headings: Sequence[str], *, details: bool) -> None:
     table = _table("median, ms per step", *headings, "change", "noise ±", "%")
     _add_change(table, "step", comparison.wall_ns)
+    _add_change(table, "step, mean", comparison.mean_ns)
     wall = comparison.wall_ns.before or 0
     for state, change in comparison.parts.items():
         if change.is_real or change.difference is None or abs(change.difference) > _SMALLEST_SHARE * wall:
@@ -240,7 +241,7 @@ def _print_parts(console: Console, comparison: RunComparison, headings: Sequence
     console.print(f"{note}\n", style="dim")
 
 
-def _add_change(table: Table, name: str, change: MedianChange) -> None:
+def _add_change(table: Table, name: str, change: MeasuredChange) -> None:
     relative = UNKNOWN if change.relative is None else f"{100 * change.relative:+.1f}"
     sign = "+" if (change.difference or 0) > 0 else ""
     table.add_row(
@@ -257,7 +258,7 @@ def _name(state: State) -> str:
     return " ".join(filter(None, (state.kind, state.detail)))
 
 
-def _print_bandwidths(console: Console, links: Mapping[ComparedLink, MedianChange], headings: Sequence[str]) -> None:
+def _print_bandwidths(console: Console, links: Mapping[ComparedLink, MeasuredChange], headings: Sequence[str]) -> None:
     if not links:
         console.print("No communication was matched on all its members in either run: no bandwidth to compare.\n")
         return
@@ -284,14 +285,14 @@ def _verdict(comparison: RunComparison, threshold: float) -> str:
 
 
 def _verdict_on_steps(comparison: RunComparison, threshold: float) -> str:
-    change = comparison.wall_ns
+    change = comparison.step_change
     if change.relative is None or change.noise is None:
         return (
             f"Cannot be judged: {min(comparison.steps)} steps are too few to know the noise; record at least "
             f"{FEWEST_SAMPLES} besides the warm-up."
         )
     times = f"{milliseconds(change.before)} → {milliseconds(change.after)} ms"
-    moved = f"the median step {change.relative:+.1%} ({times})"
+    moved = f"the {'mean' if change is comparison.mean_ns else 'median'} step {change.relative:+.1%} ({times})"
     noise = f"noise ±{milliseconds(change.noise)} ms"
     if not change.is_real:
         return f"No change beyond chance: {moved}, {noise}."
@@ -303,7 +304,7 @@ def _verdict_on_steps(comparison: RunComparison, threshold: float) -> str:
 
 def _most_of_it(comparison: RunComparison) -> str:
     """Return a sentence on the part that moved furthest in the direction of the step."""
-    total = comparison.wall_ns.difference or 0.0
+    total = comparison.step_change.difference or 0.0
     along = [
         (state, change.difference)
         for state, change in comparison.parts.items()

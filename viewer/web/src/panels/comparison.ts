@@ -20,6 +20,7 @@ export interface Comparison {
   run_after: string;
   steps: { before: number; after: number };
   wall_ns: Change;
+  mean_ns: Change; // also of the steps, so that slow ones that are few count
   parts_ns: (Change & { state: string; detail: string })[];
   busbw_gbps: (Change & { role: string; operation: string; group_size: number })[];
   circumstances: { what: string; before: string; after: string }[];
@@ -32,6 +33,7 @@ export async function showComparison(source: Source, show: () => void): Promise<
   const { run_before: before, run_after: after, steps } = comparison;
   const parts = [
     { name: "step", ...comparison.wall_ns },
+    { name: "step, mean", ...comparison.mean_ns },
     ...comparison.parts_ns.map((part) => ({ name: [part.state, part.detail].filter(Boolean).join(" "), ...part })),
   ];
   const links = comparison.busbw_gbps.map((link) => ({
@@ -69,13 +71,21 @@ export async function showComparison(source: Source, show: () => void): Promise<
   return true;
 }
 
-export function verdict({ run_before: before, run_after: after, wall_ns: wall }: Comparison): string {
+export function verdict({
+  run_before: before,
+  run_after: after,
+  wall_ns: median,
+  mean_ns: mean,
+}: Pick<Comparison, "run_before" | "run_after" | "wall_ns" | "mean_ns">): string {
+  const size = (change: Change) => (change.is_real ? Math.abs(change.relative ?? 0) : -1);
+  const wall = size(mean) > size(median) ? mean : median;
   const { relative } = wall;
   if (relative === null || wall.noise === null) {
     return `Whether a step of ${after} is slower than one of ${before} cannot be judged: there are too few steps.`;
   }
   if (!wall.is_real) return `A step of ${after} takes as long as one of ${before}: the difference is within the noise.`;
-  return `A step of ${after} takes ${formatPercent(Math.abs(relative))} ${relative > 0 ? "longer" : "less"} than one of ${before}.`;
+  const step = wall === mean ? "The mean step" : "A step";
+  return `${step} of ${after} takes ${formatPercent(Math.abs(relative))} ${relative > 0 ? "longer" : "less"} than one of ${before}.`;
 }
 
 function changes<Row extends Change & { name: string }>(

@@ -19,8 +19,8 @@ function summaryOf(kinds: Finding["kind"][], steps = 10) {
 describe("the state of a job in one line", () => {
   it("says first that it stopped, then that its steps are slow, and what that costs", () => {
     expect(judgement(summaryOf(["hang", "slow"])).level).toBe("bad");
-    expect(judgement(summaryOf(["slow", "lost"])).words).toBe("One finding slows the steps by 30 ms (15.0 %)");
-    expect(judgement(summaryOf(["slow", "slow"])).words).toBe("2 findings slow the steps by 30 ms (15.0 %)");
+    expect(judgement(summaryOf(["slow", "lost"])).words).toBe("One fault slows the steps by 30 ms (15.0 %)");
+    expect(judgement(summaryOf(["slow", "slow"])).words).toBe("2 faults slow the steps by 30 ms (15.0 %)");
   });
 
   it("does not say that all is well where it could not be judged", () => {

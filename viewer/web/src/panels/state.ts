@@ -90,7 +90,7 @@ export function judgement(summary: Pick<Summary, "findings" | "run" | "ranks" | 
     const saved = summary.together_ns;
     const wall = meanWall(summary);
     const cost = saved && wall ? ` by ${formatDuration(saved)} (${formatPercent(saved / wall)})` : "";
-    const what = slow.length === 1 ? "One finding slows" : `${slow.length} findings slow`;
+    const what = slow.length === 1 ? "One fault slows" : `${slow.length} faults slow`;
     return { words: `${what} the steps${cost}`, level: "warn" };
   }
   if (!run.steps.count) return { words: "Not judged: no step was recorded in full", level: "unknown" };

@@ -394,11 +394,12 @@ class Config:
         example="50",
     )
     quiet: int = option(
-        3,
+        0,
         whole_number(0, 10),
         "Per cent of the steps that are not recorded, three at a time at places that are drawn, so that the run itself "
-        "[measures what recording costs](own-cost.md). The first hundred steps are all recorded. `0`: every step is.",
-        example="0",
+        "[measures what recording costs](own-cost.md). The first ones, a hundred at 3 per cent, are all recorded. `0`: "
+        "every step is.",
+        example="3",
     )
     keep_steps: int = option(
         0,

@@ -258,7 +258,8 @@ class Tracer:
             self.append((quiet_rows, schema.MARK, QuietChange(step, is_quiet, *counts), now_ns()))
         if is_quiet:
             # What the steps before it cost the harvester is not to fall into steps that stand for a job without it.
-            self.recorder.rest(_LONGEST_REST_SECONDS)
+            if not self._is_quiet:
+                self.recorder.rest(_LONGEST_REST_SECONDS)
         elif self._is_quiet:
             self.recorder.rest(0)
         self._is_quiet = is_quiet

@@ -32,10 +32,6 @@ _LOOK_SECONDS: Final = 0.02
 _CLOSING_SECONDS: Final = 0.4
 """Ranks that end together close their files within this time."""
 
-_STEPS_OF_RANKS: Final = 2_000
-_FEWEST_STEPS: Final = 12
-"""Of a large job the newest steps are judged: so many of all ranks together, and at least so many of each."""
-
 _MOST_FINDINGS: Final = 2
 
 
@@ -81,9 +77,7 @@ def ending_lines(directory: Path, seconds: float = _SECONDS, *, wait_for_ranks: 
 
 
 def _import() -> None:
-    for module in ("judged_run", "windows.run"):
-        import_module(f"commtrace.analysis.{module}")
-    import_module("commtrace.history.facts")
+    import_module("commtrace.cli.newest_steps")
 
 
 def _judge(
@@ -95,14 +89,12 @@ def _judge(
 ) -> None:
     # Imported here: this process reads no run if nothing was recorded.
     from commtrace.analysis.hangs.job_end import RUNNING
-    from commtrace.analysis.judged_run import judge_run, measure_job
-    from commtrace.analysis.windows.run import open_run
+    from commtrace.cli.newest_steps import judge_newest_steps
     from commtrace.findings.finding import NOT_JUDGED, NOTHING_COSTS, advised, worth_naming
 
     try:
         ended = _ended_ranks(directory, _CLOSING_SECONDS) if wait_for_ranks else 0
-        run = open_run(directory, _newest_steps(directory))
-        judged = judge_run(run, run.measure(measure_job).result)
+        judged = judge_newest_steps(directory)
     except (CommtraceError, OSError):
         return  # the command that is named next says what is wrong
     if not tells(judged):
@@ -141,14 +133,3 @@ def _ended_ranks(directory: Path, seconds: float) -> int:
         if ended == run.world_size or time.monotonic() >= deadline:
             return ended
         time.sleep(_LOOK_SECONDS)
-
-
-def _newest_steps(directory: Path) -> str | None:
-    """Return which steps to judge; None for all of them."""
-    from commtrace.history.facts import read_facts
-
-    facts = read_facts(directory, now_ns=time.time_ns())
-    most = max(_STEPS_OF_RANKS // max(facts.world_size, 1), _FEWEST_STEPS)
-    if facts.last_step is None or (facts.steps or 0) <= most:
-        return None
-    return f"{facts.last_step - most + 1}:{facts.last_step + 1}"

@@ -48,28 +48,37 @@ def print_head(console: Console, title: RunTitle, findings: Sequence[Finding], *
         details: print all of them.
     """
     console.print(f"[bold]{escape(title.words)}[/]")
+    print_findings(console, findings, details=details)
+    if not is_stopped(findings) and title.state.startswith(_ENDED_BADLY):
+        print_advice(console, f"See how it ended{_COMMAND}doctor {title.path}")
+    _print_not_judged(console, findings, details=details)
+    console.print()
+
+
+def print_findings(console: Console, findings: Sequence[Finding], *, details: bool = False) -> None:
+    """Print ranked findings, the costliest few or all, and what to do about the first one and the costliest fault."""
     named = worth_naming(findings)
     if is_stopped(findings) and not details:  # what else it loses is no matter now
         named = tuple(finding for finding in named if finding.kind != LOST)
-    not_judged = [finding for finding in findings if finding.kind == NOT_JUDGED]
     shown = len(named) if details else _MOST_FINDINGS
     for number, finding in enumerate(named[:shown], 1):
         _print_finding(console, number if len(named) > 1 else 0, finding)
     if len(named) > shown:
         console.print(f"   {len(named) - shown} more: --details", style="dim")
-    if not named and not not_judged:
+    if not named and all(finding.kind != NOT_JUDGED for finding in findings):
         console.print(f"[bold green]{NOTHING_COSTS}[/]")
     told = advised(named[:shown])
     for finding in told:
         print_advice(console, finding.advice, named.index(finding) + 1 if len(told) > 1 else 0)
-    if not is_stopped(findings) and title.state.startswith(_ENDED_BADLY):
-        print_advice(console, f"See how it ended{_COMMAND}doctor {title.path}")
+
+
+def _print_not_judged(console: Console, findings: Sequence[Finding], *, details: bool) -> None:
+    not_judged = [finding for finding in findings if finding.kind == NOT_JUDGED]
     most = len(not_judged) if details else _MOST_NOT_JUDGED
     for finding in not_judged[:most]:
         console.print(f"[yellow]Not judged:[/] {escape(finding.evidence)}")
     if len(not_judged) > most:
         console.print(f"{len(not_judged) - most} more that could not be judged: --details", style="dim")
-    console.print()
 
 
 def print_advice(console: Console, advice: str, number: int = 0) -> None:

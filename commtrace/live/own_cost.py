@@ -13,7 +13,7 @@ from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.quiet import QuietChange
 from commtrace.trace.selection import QUIET_STEPS
 
-_MOST_STEPS: Final = 20_000
+_MOST_STEPS: Final = 4_000
 """Newest steps that the cost is of."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from commtrace.analysis.matching.stages import Flow, FlowFinder
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.own_cost import OwnCostMeter
+from commtrace.trace import schema
 from commtrace.trace.hang_report import HangReport
 from commtrace.trace.inputs import MOST_RANKS
 from commtrace.trace.marks import Marks, read_mark
@@ -44,17 +46,29 @@ class LiveBudget:
         self._until_ns = 0
         self._ns = [0] * len(PARTS)
         self._pending: list[tuple[int, int, int]] = []
+        self._ends_of_between: list[int] = []  # ascending: where the work of steps begins
 
     def add(self, rows: Iterable[Row], topology: Topology) -> None:
         """Take the rows of one pass. ``topology`` has the start of the process, and the recorded steps unless all."""
         spans = RowBatch.of(rows).columns
+        self._ends_of_between += sorted(spans.end[spans.kind == schema.BETWEEN].tolist())
         spans = spans.take(np.isin(spans.kind, list(PART_OF_KIND)))
         times = zip(spans.kind.tolist(), spans.start.tolist(), spans.end.tolist(), strict=True)
-        found = [(PART_OF_KIND[kind], start, end) for kind, start, end in times]
+        found = [
+            (PART_OF_KIND[kind], self._work_begins(start, end) if kind == schema.STEP else start, end)
+            for kind, start, end in times
+        ]
         self._pending += found
         step_ends = [end for part, _, end in found if part == TRAINING]
         if step_ends:
             self._close(max(step_ends), topology)
+
+    def _work_begins(self, start: int, end: int) -> int:
+        """Return where the own work of a step begins, behind the time that the loop took between two steps."""
+        count = bisect.bisect_right(self._ends_of_between, end)
+        before = self._ends_of_between[:count]
+        del self._ends_of_between[:count]
+        return max(start, before[-1]) if before else start
 
     def _close(self, until_ns: int, topology: Topology) -> None:
         claims = [PartIntervals(part, np.array([start]), np.array([end])) for part, start, end in self._pending]

@@ -40,7 +40,7 @@ def test_a_job_that_ended_says_its_findings_in_three_lines(fault: str, first: st
 
 
 def test_of_a_long_job_the_newest_steps_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commtrace.cli.ending._STEPS_OF_RANKS", 60)
+    monkeypatch.setattr("commtrace.cli.newest_steps._STEPS_OF_RANKS", 60)
     write(synthesize(Job(dp=4, steps=40, faults=(Fault.parse("slow-rank=1:2@0:20"),))), tmp_path / "gpt")
 
     title, *found = ending_lines(tmp_path / "gpt", seconds=60)

@@ -80,4 +80,4 @@ def test_steps_that_never_come_fill_no_memory() -> None:
     meter = OwnCostMeter()
     for step in range(100_000):
         meter.learn(QuietChange(step, True))
-    assert len(meter._quiet) <= 20_000
+    assert len(meter._quiet) <= 4_000

@@ -94,3 +94,13 @@ def test_without_the_steps_before_the_window_nobody_knows_what_was_there() -> No
 
     assert budget.seconds()["unknown"] == 50e-9
     assert budget.seconds()["start"] == 0.0
+
+
+def test_time_between_two_steps_is_no_training() -> None:
+    budget = LiveBudget()
+    first = [row(schema.STEP, 0, 100), row(schema.BETWEEN, 100, 140), row(schema.STEP, 100, 200)]
+    budget.add([*first, row(schema.BETWEEN, 200, 230)], {})
+    budget.add([row(schema.STEP, 200, 300)], {})
+
+    seconds = {part: round(time * 1e9) for part, time in budget.seconds().items()}
+    assert (seconds["training"], seconds["unknown"]) == (100 + 60 + 70, 40 + 30)

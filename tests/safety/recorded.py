@@ -40,7 +40,7 @@ ALONE = {**jobs.ALONE, **models.ALONE}
 _OPTIMIZERS = "hooks of optimizers"
 _WAITING = "waits to be imported"
 _WAITING_HOOKS: dict[str, list[Any]] = wrapt.importer._post_import_hooks
-USUAL = commtrace.Config(dir="/nowhere")
+USUAL = commtrace.Config(dir="/nowhere", quiet=3)
 CONFIGS = {job: dataclasses.replace(USUAL, **options) for job, options in {**jobs.OPTIONS, **models.OPTIONS}.items()}
 CONFIGS_OF_ENGINE = {
     (config, engine): dataclasses.replace(config, engine=engine)

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.breakdown.run_steps import is_outlier
 from commtrace.analysis.statistics import half_width_of_mean
 from commtrace.findings.own_cost import OwnCost
 from commtrace.trace.selection import QUIET_STEPS
@@ -18,6 +17,9 @@ from commtrace.trace.spans import Bool, Int64
 
 FEWEST_STRETCHES: Final = 5
 """Quiet stretches from which a cost is told: of fewer the error is not known well."""
+
+_LONGEST: Final = 2.0
+"""In medians; see :func:`own_cost`."""
 
 
 def own_cost(step: Int64, duration_ns: Int64, is_quiet: Bool, is_comparable: Bool) -> OwnCost | None:
@@ -29,11 +31,13 @@ def own_cost(step: Int64, duration_ns: Int64, is_quiet: Bool, is_comparable: Boo
         is_quiet: it was not recorded.
         is_comparable: neither a warm-up, nor of an attempt that was done again, nor incomplete.
 
-    Outliers, as a checkpoint or a pause makes them, are left out on both sides: with the median of all steps as the
-    measure they are the same steps, whether recorded or not.
+    Stretches are left out in which, or around which, a step takes more than twice the median: a checkpoint, an
+    evaluation or a pause, and nothing that recording does. A lower limit would leave out what is to be measured, as the
+    writing thread slows some steps more than others.
     """
     usual = is_comparable.copy()
-    usual[usual] = ~is_outlier(duration_ns[usual])
+    if usual.any():
+        usual &= duration_ns <= _LONGEST * np.median(duration_ns[usual])
     quiet, differences = [], []
     edges = np.flatnonzero(np.diff(np.concatenate(([False], is_quiet, [False])).astype(np.int8)))
     for first, end in edges.reshape(-1, 2).tolist():

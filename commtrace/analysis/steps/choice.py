@@ -5,7 +5,7 @@ Their neighbours are loaded as well: communication begins in one step and ends i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -34,8 +34,10 @@ _BETWEEN_STEPS: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALU
 WARM_UP: Final = "warm-up"
 DURATION_ONLY: Final = "not in detail"
 QUIET: Final = "not recorded, to measure what recording costs"
-LENGTH_KNOWN: Final = (DURATION_ONLY, QUIET)
-"""Reasons of steps of which nothing but the length, and perhaps sums, was recorded, on purpose."""
+AFTER_QUIET: Final = "behind steps that were not recorded"
+"""Whatever such a step waits for that was launched before it is not known: the wait would pass for its own work."""
+LENGTH_KNOWN: Final = (DURATION_ONLY, QUIET, AFTER_QUIET)
+"""Reasons of steps of which nothing but the length, and perhaps sums, is known well, on purpose."""
 TORN: Final = "a clock was stepped back in it"
 
 
@@ -163,10 +165,11 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
             recorded, common = np.union1d(recorded, steps_of_rank), np.intersect1d(common, steps_of_rank)
     summed = {step for rank in reporting for step in run.ranks[rank].aggregates}
     quiet = frozenset[int]().union(*(quiet_steps(run.ranks[rank].quiet) for rank in reporting))
-    complete = common[~np.isin(common, [*summed, *quiet])]
+    after_quiet = {step + 1 for step in quiet} - quiet
+    complete = common[~np.isin(common, [*summed, *quiet, *after_quiet])]
     rest = recorded[~np.isin(recorded, complete)]
     left_out = {
-        step: "not recorded in full by every rank" if not is_common else QUIET if step in quiet else DURATION_ONLY
+        step: ("not recorded in full by every rank" if not is_common else _why_unknown(step, quiet, after_quiet))
         for step, is_common in zip(rest.tolist(), np.isin(rest, common).tolist(), strict=True)
     }
     begins_here = np.array_equal(complete[:1], recorded[:1]) and not any(
@@ -176,6 +179,10 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
         left_out[int(complete[0])] = WARM_UP
         complete = complete[1:]
     return StepChoice(tuple(complete.tolist()), dict(sorted(left_out.items())), reporting)
+
+
+def _why_unknown(step: int, quiet: Set[int], after_quiet: Set[int]) -> str:
+    return QUIET if step in quiet else AFTER_QUIET if step in after_quiet else DURATION_ONLY
 
 
 def _recorded_steps(trace: RankTrace) -> Int32:

@@ -28,7 +28,8 @@ from commtrace.analysis.judged_run import RunTitle
 from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.matching.coverage import Seen
 from commtrace.cli.arguments import AttemptOption, DetailsOption, JsonOption, run_directory
-from commtrace.cli.head import print_advice, print_indented
+from commtrace.cli.head import print_advice, print_findings, print_indented
+from commtrace.cli.newest_steps import judge_newest_steps
 from commtrace.cli.output import wide_console
 from commtrace.cli.self_check import Check, check_installation
 from commtrace.cli.views import attempt_lines, moved_ranks_lines, print_basis
@@ -196,13 +197,15 @@ def _dumps(given: Path) -> list[Path]:
     return found
 
 
+HEALTHY: Final = "Nothing hangs or failed, and nothing is missing from the recording."
+
 _MOST_GROUPS: Final = 24
 _MOST_ACTIVITIES: Final = 16
 _MOST_FRAMES: Final = 4
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
-    return diagnosis.findings[0].line() if diagnosis.findings else "Nothing was found."
+    return diagnosis.findings[0].line() if diagnosis.findings else HEALTHY
 
 
 def _checks_verdict(checks: Sequence[Check]) -> str:
@@ -219,8 +222,8 @@ def print_doctor(console: Console, recorded: Run, diagnosis: Diagnosis, *, now_n
     for finding in diagnosis.findings:
         print_indented(console, finding.line(), "  ", "! ", "yellow")
     if not diagnosis.findings:
-        console.print(f"[bold green]{_verdict(diagnosis)}[/]")
-        print_advice(console, f"See what its steps lose time to: commtrace summary {diagnosis.run.path}")
+        console.print(f"[bold green]{HEALTHY}[/]")
+        _print_lost_time(console, Path(diagnosis.run.path))
     for note in diagnosis.notes:
         print_indented(console, note, "  ", "note: ", "dim")
     console.print()
@@ -238,6 +241,18 @@ def print_doctor(console: Console, recorded: Run, diagnosis: Diagnosis, *, now_n
     _print_activity(console, diagnosis)
     _print_groups(console, diagnosis)
     _print_invisible(console, diagnosis)
+
+
+def _print_lost_time(console: Console, run: Path) -> None:
+    """Print what the steps of a run that goes on or ended well lose time to, as the other commands do."""
+    try:
+        findings = judge_newest_steps(run).findings
+    except (CommtraceError, OSError):
+        findings = ()  # it has no whole step, or was not read from a directory
+    if findings:
+        print_findings(console, findings)
+    way = "See more of it" if findings else "See what its steps lose time to"
+    print_advice(console, f"{way}: commtrace summary {run}")
 
 
 def _named(diagnosis: Diagnosis) -> Iterable[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.table import communication_table
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.steps.choice import (
+    AFTER_QUIET,
+    QUIET,
     TORN,
     StepChoice,
     choose_steps,
@@ -22,6 +25,7 @@ from commtrace.analysis.steps.choice import (
 )
 from commtrace.analysis.timeline import Timeline
 from commtrace.errors import ConfigurationError
+from commtrace.trace.quiet import QuietChange
 from commtrace.trace.run import Run
 from tests.analysis.steps.crossing_runs import LATE_NS, STEPS, TRANSFER_NS, crossing_run
 from tests.factory import Row, make_run, span
@@ -129,6 +133,18 @@ def test_the_first_step_counts_when_the_user_asked_for_it() -> None:
 def test_a_rank_without_any_step_does_not_decide() -> None:
     choice = choose_steps(run_with_steps([0, 1, 2], []), keep_warm_up=True)
     assert (choice.used, choice.ranks) == ((0, 1, 2), (0,))
+
+
+def test_a_step_behind_quiet_ones_does_not_count() -> None:
+    run = make_run({rank: [span("step", 10 * step, 10 * step + 10, step=step) for step in range(9)] for rank in (0, 1)})
+    quiet = (QuietChange(4, True), QuietChange(5, True), QuietChange(6, False))
+    choice = choose_steps(
+        replace(run, ranks={rank: replace(trace, quiet=quiet) for rank, trace in run.ranks.items()}), keep_warm_up=False
+    )
+
+    assert choice.used == (1, 2, 3, 7, 8)
+    assert {step: choice.left_out[step] for step in (4, 5, 6)} == {4: QUIET, 5: QUIET, 6: AFTER_QUIET}
+    assert [(part.first, part.last) for part in choice.ranges_left_out()] == [(0, 0)]
 
 
 def test_the_choice_is_shown_in_ranges() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from commtrace.cli.commands.doctor import HEALTHY
 from commtrace.cli.main import app
 from commtrace.trace import schema
 from commtrace.trace.files.rank_files import write_exit
@@ -29,7 +30,7 @@ def healthy(directory: Path) -> Path:
 def test_a_healthy_run_is_exit_0_and_said_so(tmp_path: Path) -> None:
     result = runner.invoke(app, ["doctor", str(healthy(tmp_path / "run"))])
     assert result.exit_code == 0, result.output
-    assert "Nothing was found." in result.output
+    assert HEALTHY in result.output
     assert "Ranks: ended cleanly: 0" in result.output
 
 

@@ -212,7 +212,9 @@ def has_ended(process: int) -> bool:
 
 def run_rank(name: str, rank: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), LOCAL_RANK=str(rank))
-    commtrace.start(commtrace.Config(dir=str(FOLDER / name), run_id=name, hang_seconds=HANG_SECONDS.get(name, 60.0)))
+    commtrace.start(
+        commtrace.Config(dir=str(FOLDER / name), run_id=name, hang_seconds=HANG_SECONDS.get(name, 60.0), quiet=3)
+    )
     dist.init_process_group(
         "gloo",
         init_method=f"file://{FOLDER}/{name}.store",

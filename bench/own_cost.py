@@ -68,7 +68,7 @@ def main() -> None:
             plain = _mean_step(program, given, {"COMMTRACE_ENABLED": "0"})
             variables = {"COMMTRACE_DIR": str(run), "COMMTRACE_ENGINE": given.engine, "COMMTRACE_QUIET": "3"}
             recorded = _mean_step(program, given, variables)
-                program, given, {"COMMTRACE_DIR": str(run), "COMMTRACE_ENGINE": given.engine, "COMMTRACE_QUIET": "3"}
+            ratios.append(recorded / plain - 1)
             own = summarise(run).own_cost
             figure = "too few stretches" if own is None else f"{own.share:7.2%} ± {own.error_share:.2%}"
             print(f"{number:5}  {plain / 1e6:8.3f}  {recorded / 1e6:11.3f}  {ratios[-1]:8.2%}  {figure}", flush=True)

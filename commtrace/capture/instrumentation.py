@@ -323,7 +323,7 @@ class Instrumentation:
         is_short = self.tracer.num_steps < _FEWEST_STEPS
         if directory is None or is_short or uncaught_exception() is not None or hasattr(sys, "ps1"):
             return contextlib.nullcontext()
-        return findings_told(directory, self.config.findings_seconds)
+        return findings_told(directory, self.config.findings_seconds, lambda: self.recorder.is_end_written)
 
     def _before_exit(self, status: int, how: MarkDetail) -> None:
         """Write the rest before os._exit ends this process: its files are closed if the status is 0, else ``how``."""

@@ -4,7 +4,7 @@ A process beside the rank reads the files and judges them, and imports what it n
 The rank waits for it for a moment, and never longer: a file system that does not answer, or a host that is busy, costs
 the lines and nothing else.
 
->>> with findings_told(run_directory, seconds=3.0):                       # doctest: +SKIP
+>>> with findings_told(run_directory, 3.0, lambda: recorder.is_end_written):   # doctest: +SKIP
 ...     recorder.stop()
 """
 
@@ -15,7 +15,7 @@ import logging
 import select
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -33,10 +33,11 @@ _logger = logging.getLogger("commtrace")
 
 
 @contextlib.contextmanager
-def findings_told(directory: Path, seconds: float) -> Iterator[None]:
+def findings_told(directory: Path, seconds: float, are_files_whole: Callable[[], bool]) -> Iterator[None]:
     """Close the files of rank 0 inside; then say on stderr what the job lost time to, after at most ``seconds``.
 
-    Nothing is said if that takes longer, if too few steps were recorded, or if a rank failed. Never raises of itself.
+    Nothing is said if that takes longer, if too few steps were recorded, if a rank failed, or if the files could not be
+    closed: what a file system does not take says nothing of the job. Never raises of itself.
     """
     try:
         process, connection = side_process.start(_MODULE, stderr=subprocess.DEVNULL)
@@ -46,7 +47,8 @@ def findings_told(directory: Path, seconds: float) -> Iterator[None]:
         return
     try:
         yield
-        _say(_answer(connection, directory, seconds))
+        if are_files_whole():
+            _say(_answer(connection, directory, seconds))
     finally:
         process.kill()
         connection.close()

@@ -108,7 +108,7 @@ class Recorder:
         self._note_losses = note_losses
         self._at_end = at_end
         self._source = source
-        self._is_end_written = False
+        self.is_end_written = False  # whether the files hold everything until the end
         self.renumber: Callable[[RowBatch], RowBatch] | None = None
         """Changes the rows of a pass before the sinks get them; set as these are opened."""
         self.end_pass: Callable[[bool], list[Row]] = lambda last: []
@@ -295,7 +295,7 @@ class Recorder:
             rows.append(mark_row("end", how_it_ended()))
         if self._write(RowBatch(rows, spans, names)):
             self._recorded_drops, self._unwritten_marks = dropped, []
-            self._is_end_written = last
+            self.is_end_written = last
         else:
             self._unwritten_marks = [row for row in rows if row.kind == schema.MARK and row.name not in _WRITTEN_AGAIN]
 
@@ -388,7 +388,7 @@ class Recorder:
         dropped = self.dropped
         unwritten = {kind: count - self._recorded_drops.get(kind, 0) for kind, count in dropped.items()}
         where = "Its files have the counts."
-        if not self._is_end_written:
+        if not self.is_end_written:
             where = f"Its files end before the job did: {self._failure or 'they could not be written'}."
             try:
                 self._note_losses({kind: count for kind, count in unwritten.items() if count})

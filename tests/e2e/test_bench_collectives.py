@@ -86,7 +86,7 @@ def test_a_rate_that_is_reached() -> None:
     job = fork_command([*COMMAND, *words, "--expect", "world=1MB/s"], 2)
 
     assert job.returncode == 0, job.stdout
-    said = r"send on ranks 0–1 of \S+ reaches \S+ MB/s at 64.0 KiB, \d+ % of the 1.00 MB/s that 1MB/s per rank allow\."
+    said = r"send on ranks 0–1 of \S+ reaches \S+ MB/s at 64.0 KiB, \d+% of the 1.00 MB/s that 1MB/s per rank allow\."
     assert re.search(said, " ".join(job.stdout.split()))
 
 

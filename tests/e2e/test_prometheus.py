@@ -199,7 +199,7 @@ def _the_parts_are_the_step(job: Job) -> None:
     parts = [
         "sum without (phase) (commtrace_compute_seconds_total)",
         "sum without (operation, role) (commtrace_exposed_seconds_total)",
-        *(f"commtrace_{part}_seconds_total" for part in ("bubble", "data", "checkpoint", "gc", "other")),
+        *(f"commtrace_{part}_seconds_total" for part in ("bubble", "data", "checkpoint", "gc", "between", "other")),
     ]
     rest = job.of_all_ranks(f"{' + '.join(parts)} - commtrace_step_duration_seconds_sum")
     assert [sample.value for sample in rest] == pytest.approx([0.0] * 4, abs=1e-6)

@@ -21,6 +21,10 @@ pytestmark = pytest.mark.e2e
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "fates.py"
 SECOND_NS = 1_000_000_000
 
+FINDINGS = "commtrace: Run "
+"""The begin of what is said of a job that has ended."""
+
+
 STATUSES = {
     "returns": 0,
     "returns_at_once": 0,
@@ -221,6 +225,7 @@ def test_a_disk_that_never_answers_holds_up_neither_training_nor_its_end(folder:
         warning,
     )
     assert told is not None, warning
+    assert FINDINGS not in (folder / "waits_for_its_disk.log").read_text()
 
 
 def test_a_wall_clock_that_jumps_bends_no_step(folder: Path) -> None:
@@ -269,9 +274,10 @@ def skip_what_could_not_be_done(folder: Path, name: str) -> None:
 
 
 def warnings_of(folder: Path, name: str) -> list[str]:
-    """The lines on stderr but for the one that says where the recording is."""
+    """The lines on stderr but for the one that says where the recording is, and what the job lost time to."""
     lines = (folder / f"{name}.log").read_text().splitlines()
-    return [line for line in lines if not line.startswith("commtrace: recording to ")]
+    end = next((number for number, line in enumerate(lines) if line.startswith(FINDINGS)), len(lines))
+    return [line for line in lines[:end] if not line.startswith("commtrace: recording to ")]
 
 
 def progress(folder: Path, name: str) -> list[int]:

@@ -21,7 +21,7 @@ HELPERS = "tests.recording.helpers_at_end"
 def tell(helper: str, monkeypatch: pytest.MonkeyPatch, seconds: float = 20.0) -> float:
     """Return how long the end took."""
     monkeypatch.setattr(findings_at_end, "_MODULE", f"{HELPERS}.{helper}")
-    with findings_told(Path("/runs/gpt"), seconds):
+    with findings_told(Path("/runs/gpt"), seconds, lambda: True):
         began = time.monotonic()
     return time.monotonic() - began
 
@@ -62,7 +62,7 @@ def test_where_no_process_can_be_started_files_are_closed_all_the_same(monkeypat
 
     monkeypatch.setattr(side_process, "start", start)
     closed = []
-    with findings_told(Path("/runs/gpt"), 60.0):
+    with findings_told(Path("/runs/gpt"), 60.0, lambda: True):
         closed.append(True)
 
     assert closed
@@ -78,7 +78,7 @@ def test_an_error_as_files_are_closed_is_not_lost_and_the_process_ends(monkeypat
         return started[-1]
 
     monkeypatch.setattr(side_process, "start", noted)
-    with pytest.raises(RuntimeError, match="on purpose"), findings_told(Path("/runs/gpt"), 60.0):
+    with pytest.raises(RuntimeError, match="on purpose"), findings_told(Path("/runs/gpt"), 60.0, lambda: True):
         raise RuntimeError("on purpose")
     (process, connection) = started[0]
 
@@ -103,3 +103,13 @@ def test_a_full_pipe_that_nobody_reads_holds_up_nobody(monkeypatch: pytest.Monke
     os.close(reading)
 
     assert has_ended
+
+
+def test_nothing_is_said_of_files_that_could_not_be_closed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(findings_at_end, "_MODULE", f"{HELPERS}.answers")
+    with findings_told(Path("/runs/gpt"), 60.0, lambda: False):
+        pass
+
+    assert capfd.readouterr().err == ""

@@ -38,12 +38,12 @@ def drift_of(windows: Float64, peers: Int64) -> float:
         return 0.0
     total, error = windows[:, :, 0], windows[:, :, 1]
     variances: list[Float64] = []
-    for one in np.unique(peers):
-        own = total[peers == one]
-        usual = np.median(own, axis=0)
-        if len(own) > 1 and (usual > 0).all():
+    for label in np.unique(peers):
+        of_peers = total[peers == label]
+        usual, count = np.median(of_peers, axis=0), len(of_peers)
+        if count > 1 and (usual > 0).all():
             # The median of few ranks follows each of them.
-            variances.append((own / usual).var(axis=1, ddof=1) * len(own) / (len(own) - 1))
+            variances.append((of_peers / usual).var(axis=1, ddof=1) * count / (count - 1))
     if not variances:
         return 0.0
     freedom = windows.shape[1] - 1
